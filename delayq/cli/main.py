@@ -1,0 +1,103 @@
+"""The group of all commands, and how the process ends: with an exit code and at most one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import click
+
+from delayq.cli.doctor import doctor
+from delayq.cli.exits import EXIT_CODES, Exit, exit_for
+from delayq.cli.options import Invocation, shared_options
+from delayq.cli.stats import stats
+from delayq.cli.text import one_line
+from delayq.errors import DelayQError
+
+_PIPE_CLOSED: Final = 128 + 13
+_EXTRA: Final = "Got unexpected extra argument"
+
+
+def _version() -> str:
+    try:
+        return version("delayq")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@click.group(
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(_version(), "--version", message="delayq %(version)s")
+@shared_options
+def cli() -> None:
+    """Do X in 5 minutes: delayed tasks that need nothing but PostgreSQL.
+
+    The database is named by DELAYQ_DSN (or .env, or --dsn). Without one, delayq starts the
+    embedded PostgreSQL of the project, if that is installed. --json and --dsn may stand before
+    or after the command.
+    """
+
+
+for _command in (doctor, stats):
+    cli.add_command(_command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; return its exit status. Errors are one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # a narrow locale must not turn an answer into an error
+            reconfigure(errors="backslashreplace")
+    try:
+        return _run(arguments)
+    except BrokenPipeError:
+        # Whoever read has seen enough; the interpreter must not complain about it at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        status = cli.main(list(arguments), "delayq", standalone_mode=False, obj=Invocation())
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return Exit.USAGE
+    except click.ClickException as error:
+        return _fail(Exit.USAGE, _usage(error))
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except DelayQError as error:
+        return _fail(exit_for(error), str(error))
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a traceback may quote what must not be shown
+        return _fail(Exit.INTERNAL, _mistake(error))
+    return int(status or 0)
+
+
+def _usage(error: click.ClickException) -> str:
+    message = error.format_message()
+    if message.startswith(_EXTRA):  # click would quote it, and it may be a piece of a payload
+        message = "too many arguments; quote JSON for the shell"
+    ctx = getattr(error, "ctx", None)
+    path = ctx.command_path if ctx else "delayq"
+    return f"{message.rstrip('.')} (see `{path} --help`)"
+
+
+def _mistake(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"a mistake in delayq, please report it: {type(error).__name__}{where}"
+
+
+def _fail(code: Exit, message: str) -> int:
+    click.echo(f"delayq: {one_line(message)}", err=True)
+    return int(code)

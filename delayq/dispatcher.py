@@ -1,0 +1,425 @@
+"""From due timers to running handlers: the ready queue, lease batches, and the start at T.
+
+While one lease statement is in flight the next batch gathers; there are no timers in between, so
+one task alone is not delayed and ten thousand are cheap. Ids that a lease did not return are
+looked at once: not quite due or locked means another try, moved means a new instant, else they
+are forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from delayq.alarm import Alarm
+from delayq.clock import Clock, DatabaseClock
+from delayq.database import is_transient
+from delayq.errors import DelayQError
+from delayq.lease import Lease, Outcome, Settlement
+from delayq.log import log
+from delayq.ready_queue import Admission, ReadyQueue
+from delayq.store import Found, LeaseTerms, Settled
+from delayq.timer_heap import Timer
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from delayq.executor import Executor
+    from delayq.handlers import AnyHandler, Registry
+    from delayq.metrics import Counters
+    from delayq.settler import Settler
+    from delayq.store import Store
+    from delayq.worker_pool import WorkerPool
+
+_BATCH: Final = 500
+_INLINE_BYTES: Final = 16 * 1024
+_ANSWER_BYTES: Final = 1024 * 1024
+"""What one lease may return in payloads; a frozen client must not block the server's sender."""
+_QUEUED_US: Final = 10_000
+"""How long a leased task may be expected to wait for a worker: what keeps the database busy
+while handlers that take no time are run."""
+_STUCK_US: Final = 100_000
+_AHEAD_MOST_US: Final = 5_000
+_REARM_FIRST_US: Final = 10_000
+_RETRY_S: Final = 0.2
+_READY_LOW: Final = 1_000
+
+Rearm = Callable[[Timer, bool], None]
+"""Arms a timer; True: here, whatever this node's rank."""
+
+
+class Dispatcher:
+    """The lease loop of one incarnation."""
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        executor: Executor,
+        settler: Settler,
+        pool: WorkerPool[Lease],
+        clock: Clock,
+        database_clock: DatabaseClock,
+        counters: Counters,
+        *,
+        kinds: Sequence[str],
+        threads: int,
+        sweep_interval_us: int,
+        may_fire: Callable[[], bool],
+        rearm: Rearm,
+    ) -> None:
+        self._store = store
+        self._handlers = {kind: registry[kind] for kind in kinds}
+        self._executor = executor
+        self._settler = settler
+        self._pool = pool
+        self._clock = clock
+        self._database_clock = database_clock
+        self._counters = counters
+        self._longest_rearm_us = sweep_interval_us
+        self._may_fire = may_fire
+        self._rearm = rearm
+        self.admission = Admission(_limits(self._handlers, threads))
+        self.ready = ReadyQueue(self.admission)
+        self._terms = _terms(self._handlers)
+        self.held: set[int] = set()
+        """ids from the moment they are due until they are settled or forgotten"""
+        self._wake = asyncio.Event()
+        self._looks: deque[tuple[Timer, bool]] = deque()  # (timer, for the understudy)
+        self._look_wake = asyncio.Event()
+        self._tries: dict[int, int] = {}
+        self._gate: list[tuple[int, int, Lease]] = []
+        self._gate_alarm = Alarm(database_clock, self._open_gate)
+        self._rate_mark = (0, 0)
+        self._rate_us = 0.0  # finished handlers a microsecond
+        self._stopped = False
+        self.paused: frozenset[str] = frozenset()
+        self.refill: Callable[[], None] = lambda: None
+        """called when the ready queue runs low; the timer manager's"""
+
+    # --- what others say to it ---------------------------------------------------------------
+
+    def offer(self, timers: Iterable[Timer]) -> None:
+        """These have come due (or will within the lease-ahead)."""
+        held = self.held
+        fresh = [timer for timer in timers if timer.id not in held]
+        if fresh:
+            held.update(timer.id for timer in fresh)
+            self.ready.push(fresh, self._database_clock.now_us())
+            self._wake.set()
+
+    def stand_in(self, timers: Iterable[Timer]) -> None:
+        """The understudy's turn: look whether these are still pending, and fire those."""
+        held = self.held
+        self._looks.extend((timer, True) for timer in timers if timer.id not in held)
+        self._look_wake.set()
+
+    def over(self, lease: Lease) -> None:
+        """A lease has ended without a settlement of ours."""
+        self._forget(lease.id, lease.kind)
+
+    def settled(self, ends: Sequence[tuple[Lease, Settled | None]]) -> None:
+        """Settlements are durable; those that are pending again are armed anew."""
+        discard = self.held.discard
+        for lease, answer in ends:
+            discard(lease.id)
+            if answer is not None and answer.execute_at_us is not None:
+                self._rearm(Timer(lease.id, answer.execute_at_us, lease.kind, lease.priority), False)
+        if self.admission.limited:
+            now_us = self._database_clock.now_us()
+            for lease, _ in ends:
+                self.ready.release(lease.kind, now_us)
+            self._wake.set()
+
+    def wake(self) -> None:
+        """A worker is free; called after every task, so it does next to nothing."""
+        if self.ready.takeable and not self._wake.is_set():
+            self._wake.set()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is due here and a worker is free."""
+        return not self.ready.takeable and self._pool.free > 0
+
+    @property
+    def free(self) -> int:
+        """How many more due tasks it makes sense to look for."""
+        return max(1, self._pool.free - self.ready.takeable)
+
+    @property
+    def ahead_us(self) -> int:
+        """How long before T a lease is sent: the median round trip, bounded."""
+        return min(_AHEAD_MOST_US, self._database_clock.round_trip_us)
+
+    def stop(self) -> list[Lease]:
+        """Fire nothing from now on; returns what was leased and not started."""
+        self._stopped = True
+        self._gate_alarm.clear()
+        waiting = [lease for _, _, lease in self._gate] + self._pool.withdraw()
+        self._gate.clear()
+        return waiting
+
+    # --- the lease loop ----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Lease batches until cancelled."""
+        while True:
+            count = self._capacity()
+            timers = self._take(count) if count > 0 and self._may_fire() else []
+            if len(self.ready) < _READY_LOW:
+                self.refill()
+            if timers:
+                await self._lease(timers)
+                continue
+            self._wake.clear()
+            # looked at again after the clear: what came in between must not be slept over
+            if not (self.ready.takeable and self._capacity() > 0 and self._may_fire()):
+                await self._wait()
+
+    def _take(self, count: int) -> list[Timer]:
+        timers = self.ready.take(count)
+        if self.paused and any(timer.kind in self.paused for timer in timers):
+            # forgotten: the window is read again when the kind is resumed
+            for timer in timers:
+                if timer.kind in self.paused:
+                    self._forget(timer.id, timer.kind)
+            timers = [timer for timer in timers if timer.kind not in self.paused]
+        return timers
+
+    async def _wait(self) -> None:
+        if self.ready.takeable and not self._may_fire():
+            await asyncio.sleep(_RETRY_S)
+            return
+        await self._wake.wait()
+
+    def _capacity(self) -> int:
+        if self._stopped:
+            return 0
+        free = self._pool.free - len(self._gate)
+        return min(_BATCH, free + self._queue_allowance())
+
+    def _queue_allowance(self) -> int:
+        """How many leased tasks may wait for a worker: as many as finish within 10 ms just now."""
+        now_us = self._clock.monotonic_us()
+        finished, at_us = self._rate_mark
+        elapsed_us = now_us - at_us
+        if elapsed_us >= _QUEUED_US:
+            self._rate_us = (self._pool.finished - finished) / elapsed_us
+            self._rate_mark = (self._pool.finished, now_us)
+        return int(self._rate_us * _QUEUED_US)
+
+    async def _lease(self, timers: list[Timer]) -> None:
+        nonce = random.getrandbits(63) - (1 << 62)
+        ids = [timer.id for timer in timers]
+        inline = min(_INLINE_BYTES, _ANSWER_BYTES // len(ids))
+        try:
+            rows = await self._store.lease(ids, nonce, self._terms, self.ahead_us, inline)
+        except DelayQError as error:
+            if is_transient(error):
+                await self._find_out(timers, nonce, error)
+            else:
+                await self._split(timers, error)
+            return
+        self._counters.leased += len(ids)
+        self._start(rows)
+        if len(rows) < len(timers):
+            self._missed(timers, {row[0] for row in rows})
+
+    def _start(self, rows: Sequence[asyncpg.Record]) -> None:
+        handlers, executor = self._handlers, self._executor
+        leases = [Lease(tuple(row), handlers[row[2]], executor) for row in rows]
+        if self._stopped:
+            self._give_back(leases)
+            return
+        now_us = self._database_clock.now_us()
+        mono_us = self._clock.monotonic_us()
+        tries = self._tries
+        for lease in leases:
+            if tries:
+                tries.pop(lease.id, None)
+            lease.handed_us = mono_us
+            if lease.execute_us > now_us:
+                heappush(self._gate, (lease.execute_us, lease.id, lease))
+            else:
+                self._pool.submit(lease)
+        if self._gate:
+            self._gate_alarm.set(self._gate[0][0])
+
+    def _give_back(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
+
+    def release_stuck(self) -> None:
+        """Give back leased tasks that wait behind handlers which turned out to be slow."""
+        if not self._pool.queued:
+            return
+        waiting = self._pool.withdraw()
+        mono_us = self._clock.monotonic_us()
+        if mono_us - waiting[0].handed_us < _STUCK_US:
+            for lease in waiting:
+                self._pool.submit(lease)
+            return
+        self._rate_us = 0.0
+        self._give_back(waiting)
+
+    # --- the start at T ------------------------------------------------------------------------
+
+    def _open_gate(self) -> None:
+        now_us = self._database_clock.now_us()
+        while self._gate and self._gate[0][0] <= now_us:
+            self._pool.submit(heappop(self._gate)[2])
+        if self._gate:
+            self._gate_alarm.set(self._gate[0][0])
+
+    # --- leases that went wrong ----------------------------------------------------------------
+
+    async def _find_out(self, timers: list[Timer], nonce: int, error: DelayQError) -> None:
+        """The answer was lost: what the nonce holds is given back, the rest is looked at."""
+        log.bind(error=str(error), count=len(timers)).warning("lease.unknown")
+        ids = [timer.id for timer in timers]
+        while True:
+            await asyncio.sleep(_RETRY_S)
+            try:
+                held = await self._store.holds(ids, nonce)
+                if held:
+                    await self._store.settle(
+                        [task_id for task_id, _ in held],
+                        [token for _, token in held],
+                        [None] * len(held),
+                        [Outcome.UNSTARTED.value] * len(held),
+                        [None] * len(held),
+                        [None] * len(held),
+                        5,
+                    )
+            except DelayQError:
+                continue
+            break
+        self._missed(timers, set())
+
+    async def _split(self, timers: list[Timer], error: DelayQError) -> None:
+        """A row of its own fails the batch: halve until it stands alone, then set it aside."""
+        if len(timers) > 1:
+            middle = len(timers) // 2
+            await self._lease(timers[:middle])
+            await self._lease(timers[middle:])
+            return
+        timer = timers[0]
+        reason = json.dumps(
+            {"error": type(error).__name__, "message": f"the lease was refused: {error}"}
+        )
+        log.bind(task_id=timer.id, kind=timer.kind, error=str(error)).error("task.set_aside")
+        try:
+            if await self._store.set_aside(timer.id, reason):
+                self._counters.dead += 1
+        except DelayQError as refused:
+            log.bind(task_id=timer.id, error=str(refused)).error("task.set_aside_failed")
+            self._try_again(timer)
+            return
+        self._forget(timer.id, timer.kind)
+
+    def _missed(self, timers: Iterable[Timer], leased: set[int]) -> None:
+        missing = [timer for timer in timers if timer.id not in leased]
+        self._counters.missed_leases += len(missing)
+        self._looks.extend((timer, False) for timer in missing)
+        self._look_wake.set()
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Look at what leases missed and at what owners left lying, until cancelled."""
+        while True:
+            await self._look_wake.wait()
+            self._look_wake.clear()
+            while self._looks:
+                batch = [self._looks.popleft() for _ in range(min(_BATCH, len(self._looks)))]
+                await self._look_at(batch)
+
+    async def _look_at(self, batch: list[tuple[Timer, bool]]) -> None:
+        ids = [timer.id for timer, _ in batch]
+        found = {row.id: row for row in await self._insist_on_look(ids)}
+        now_us = self._database_clock.now_us()
+        room = self._pool.free - self.ready.takeable
+        for timer, standing_in in batch:
+            row = found.get(timer.id)
+            if standing_in:
+                room -= self._decide_standing_in(timer, row, now_us, room)
+            else:
+                self._decide_missed(timer, row, now_us)
+
+    async def _insist_on_look(self, ids: list[int]) -> list[Found]:
+        while True:
+            try:
+                return await self._store.look(ids)
+            except DelayQError as error:
+                log.bind(error=str(error)).warning("look.retry")
+            await asyncio.sleep(_RETRY_S)
+
+    def _decide_standing_in(self, timer: Timer, row: Found | None, now_us: int, room: int) -> int:
+        """1 if the understudy fires it."""
+        if row is None or row.state != "pending" or timer.id in self.held:
+            return 0
+        if row.execute_at_us > now_us or room <= 0:
+            # moved, or we are busy ourselves: it stays with the understudy
+            at_us = row.execute_at_us if row.execute_at_us > now_us else now_us
+            self._rearm(Timer(timer.id, at_us, timer.kind, timer.priority), False)
+            return 0
+        self._counters.understudied += 1
+        self.offer((Timer(timer.id, row.execute_at_us, timer.kind, timer.priority),))
+        return 1
+
+    def _decide_missed(self, timer: Timer, row: Found | None, now_us: int) -> None:
+        if row is None or row.state != "pending":
+            self._tries.pop(timer.id, None)
+            self._forget(timer.id, timer.kind)
+        elif row.execute_at_us > now_us:
+            self._forget(timer.id, timer.kind)
+            self._rearm(
+                Timer(timer.id, row.execute_at_us, timer.kind, timer.priority), False
+            )
+        else:
+            self._try_again(timer)
+
+    def _try_again(self, timer: Timer) -> None:
+        """Still pending and due: locked by a stranger, most likely. 10 ms, doubling to a sweep."""
+        tries = self._tries.get(timer.id, 0)
+        self._tries[timer.id] = tries + 1
+        wait_us = min(self._longest_rearm_us, _REARM_FIRST_US << min(tries, 20))
+        self._forget(timer.id, timer.kind)
+        at_us = self._database_clock.now_us() + wait_us
+        self._rearm(Timer(timer.id, at_us, timer.kind, timer.priority), True)
+
+    def _forget(self, task_id: int, kind: str) -> None:
+        self.held.discard(task_id)
+        if self.admission.limited:
+            self.ready.release(kind, self._database_clock.now_us())
+        self._wake.set()
+
+
+def _limits(handlers: dict[str, AnyHandler], threads: int) -> dict[str, tuple[tuple[str, int], ...]]:
+    limits: dict[str, tuple[tuple[str, int], ...]] = {}
+    for kind, handler in handlers.items():
+        groups: list[tuple[str, int]] = []
+        if handler.policy.max_concurrency is not None:
+            groups.append((f"kind {handler.kind}", handler.policy.max_concurrency))
+        if not handler.is_async:
+            groups.append(("threads", threads))
+        if groups:
+            limits[kind] = tuple(groups)
+    return limits
+
+
+def _terms(handlers: dict[str, AnyHandler]) -> LeaseTerms:
+    kinds = sorted(handlers)
+    policies = [handlers[kind].policy for kind in kinds]
+    return LeaseTerms(
+        kinds=kinds,
+        max_attempts=[policy.max_attempts for policy in policies],
+        timeouts_ms=[policy.timeout_ms for policy in policies],
+        deadlines=[handlers[kind].is_async for kind in kinds],
+        with_grace=[kind for kind in kinds if handlers[kind].policy.misfire_grace_ms is not None],
+    )

@@ -1,0 +1,172 @@
+"""Every error that delayq raises, in one tree. Each class says what it means and what to do.
+
+Messages name the field and the remedy and never hold a payload, a DSN or a password.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class DelayQError(Exception):
+    """The root: catch it to catch everything that delayq raises on purpose."""
+
+
+# --- the caller's input ---------------------------------------------------------------------
+
+
+class InvalidArgument(DelayQError, ValueError):
+    """An argument was refused before anything was written. Correct the named field.
+
+    `field` is the argument's name, for programs that show errors beside a form.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class InvalidSettings(DelayQError, ValueError):
+    """A setting is malformed or contradicts another one. Correct the named `DELAYQ_…` variable."""
+
+
+class RegistrationError(DelayQError):
+    """A handler cannot be registered: its kind is taken, or its signature cannot be called."""
+
+
+class UnknownKind(DelayQError, LookupError):
+    """This process has no handler of that kind. Import the module that defines it, or use `send`."""
+
+
+class ApplicationNotFound(DelayQError):
+    """`MODULE:APP` does not import or is no DelayQ. Correct the module path or the import error."""
+
+
+# --- answers that are errors on request ---------------------------------------------------------
+
+
+class KeyTaken(DelayQError):
+    """`on_conflict="error"` and a live task holds the key. `task_id` names it; nothing was written."""
+
+    def __init__(self, kind: str, task_id: int) -> None:
+        super().__init__(
+            f"key: a live task of kind {kind!r} already holds this key (task {task_id}); "
+            "use on_conflict='keep' or 'replace', or cancel that task first"
+        )
+        self.kind = kind
+        self.task_id = task_id
+
+
+class TransactionConflict(DelayQError):
+    """The caller's transaction conflicts with another one (isolation level, or deadlock).
+
+    Nothing was decided. Roll back and run the transaction again.
+    """
+
+
+# --- the database -----------------------------------------------------------------------------
+
+
+class DatabaseError(DelayQError):
+    """The database refused or failed a statement for a reason that has no class of its own."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database cannot be reached (or said that it is going away). Try again; see `delayq doctor`."""
+
+
+class DatabaseTimeout(DatabaseError):
+    """A statement, a lock or a connection took longer than its limit. The outcome is unknown."""
+
+
+class AuthenticationFailed(DatabaseError):
+    """User or password are wrong, or the role may not connect. Correct the DSN or the role."""
+
+
+class PrivilegeMissing(DatabaseError):
+    """The role lacks a privilege. Grant it `delayq_app` (schedules) or `delayq_node` (runs)."""
+
+
+class SchemaMissing(DatabaseError):
+    """The database has no delayq schema. Run `delayq migrate`."""
+
+
+class SchemaTooOld(DatabaseError):
+    """The schema is older than this program. Run `delayq migrate` with this version."""
+
+
+class SchemaTooNew(DatabaseError):
+    """The schema is newer than this program. Upgrade delayq; nothing was touched."""
+
+
+class MigrationError(DatabaseError):
+    """A migration was edited after it was applied, is missing, or failed. The message says which."""
+
+
+class EmbeddedError(DelayQError):
+    """The embedded PostgreSQL cannot be found or started. The message names the ways out."""
+
+
+# --- execution ----------------------------------------------------------------------------------
+
+
+class LeaseLost(DelayQError):
+    """This node no longer owns the task: another one runs it, or it was cancelled.
+
+    Raised inside `ctx.effect()`; everything in the block was rolled back. Do nothing.
+    """
+
+
+class ArgumentsRefused(DelayQError):
+    """The stored arguments do not fit the handler's signature (an older or newer one wrote them).
+
+    Names fields and error types, never values. The task is released with back-off, since a
+    newer node may understand it.
+    """
+
+
+class EffectInterrupted(DelayQError):
+    """The node's event loop ended or did not answer while a plain handler was in its effect.
+
+    The block is rolled back, unless its commit was already under way: the lease tells.
+    """
+
+
+class EffectMisused(DelayQError):
+    """`ctx.effect()` was entered twice in one attempt, or outside its attempt. One effect each."""
+
+
+class EffectAlreadyApplied(BaseException):
+    """The effect of this idempotency key was committed before: the rest of the handler is skipped.
+
+    Raised by entering `ctx.effect()` and counted as success. It is a BaseException so that a
+    handler's own `except Exception` does not swallow it. Let it pass.
+    """
+
+
+class HandlerOutcome(Exception):
+    """What a handler may raise (or return) to choose how its attempt ends."""
+
+
+class Retry(HandlerOutcome):
+    """Run again after `after` (default: the back-off of the handler); counts as an attempt."""
+
+    def __init__(self, after: timedelta | float | None = None) -> None:
+        super().__init__("retry")
+        self.after = after
+
+
+class Snooze(HandlerOutcome):
+    """Not yet: run again after `after`; the attempt is given back."""
+
+    def __init__(self, after: timedelta | float) -> None:
+        super().__init__("snooze")
+        self.after = after
+
+
+class Dead(HandlerOutcome):
+    """Never again: the task goes to the dead tasks with this reason."""
+
+    def __init__(self, reason: str = "the handler gave up") -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,316 @@
+"""Runs one leased task: from the handler's start to the outcome of its attempt.
+
+The order of `run` matters: everything between the handler's end and taking the lease out of
+`running` happens without an await, so that nobody can cancel the worker for a handler that is
+over already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from delayq.attempt_errors import describe
+from delayq.clock import Clock, DatabaseClock
+from delayq.context import Context
+from delayq.errors import (
+    ArgumentsRefused,
+    Dead,
+    DelayQError,
+    EffectAlreadyApplied,
+    HandlerOutcome,
+    LeaseLost,
+    Retry,
+    Snooze,
+)
+from delayq.instants import delay_to_us
+from delayq.lease import Interruption, Lease, Outcome, Settlement
+from delayq.log import log
+from delayq.metrics import Counters
+from delayq.policy import backoff_us, is_misfire
+
+if TYPE_CHECKING:
+    from delayq.bridge import AnyConnection
+    from delayq.effects import Effects
+    from delayq.settler import Settler
+    from delayq.store import Store
+    from delayq.threads import Threads
+
+_WATCH_S: Final = 0.05
+"""Deadlines are watched this coarsely: far cheaper than a timer for each attempt."""
+
+
+class Executor:
+    """Runs attempts on this node; the `Home` of its leases."""
+
+    def __init__(
+        self,
+        store: Store,
+        settler: Settler,
+        effects: Effects,
+        threads: Threads,
+        clock: Clock,
+        database_clock: DatabaseClock,
+        counters: Counters,
+        *,
+        error_max_bytes: int,
+        on_over: Callable[[Lease], None],
+    ) -> None:
+        self.node = store.incarnation
+        self.loop = asyncio.get_running_loop()
+        self.running: dict[int, Lease] = {}
+        self._store = store
+        self._settler = settler
+        self._effects = effects
+        self._threads = threads
+        self._clock = clock
+        self._database_clock = database_clock
+        self._counters = counters
+        self._error_max_bytes = error_max_bytes
+        self._on_over = on_over  # told of leases that end without a settlement
+        self._some_running = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stopping: Interruption | None = None
+
+    # --- what others ask of it ---------------------------------------------------------------
+
+    def effect(self, lease: Lease) -> AbstractAsyncContextManager[AnyConnection]:
+        """The effect of an attempt."""
+        return self._effects.effect(lease)
+
+    def request_cancel(self, task_ids: Iterable[int]) -> None:
+        """Ask running handlers to end; returning makes them succeed, raising cancels the task."""
+        for task_id in task_ids:
+            lease = self.running.get(task_id)
+            if lease is not None and not lease.cancel_requested:
+                lease.cancel_requested = True
+                self._interrupt(lease, Interruption.CANCEL)
+
+    def stop(self, why: Interruption) -> None:
+        """End everything that runs, and whatever would start from now on."""
+        self._stopping = why
+        self.interrupt_running(why)
+
+    def interrupt_running(self, why: Interruption) -> None:
+        """End everything that runs."""
+        for lease in list(self.running.values()):
+            self._interrupt(lease, why)
+
+    async def idle(self) -> None:
+        """Return when no handler runs."""
+        await self._idle.wait()
+
+    async def watch(self) -> None:
+        """Cancel attempts that are past their deadline; loops until cancelled."""
+        while True:
+            await self._some_running.wait()
+            await asyncio.sleep(self._enforce_deadlines() / 1e6)
+            if not self.running:
+                self._some_running.clear()
+
+    # --- one attempt -------------------------------------------------------------------------
+
+    async def run(self, lease: Lease) -> None:
+        """Run the handler and hand its outcome to the settler. Raises nothing of the handler's."""
+        if self._stopping is not None:
+            self._end_unstarted(lease)
+            return
+        now_us = self._database_clock.now_us()
+        lateness_us = now_us - lease.execute_us
+        if lease.misfire_grace_ms is not None and self._missed(lease, now_us):
+            return
+        lease.lateness_us = max(0, lateness_us)
+        lease.runner = asyncio.current_task()
+        if lease.timeout_ms is not None:
+            lease.deadline_us = now_us + lease.timeout_ms * 1000
+            lease.deadline_mono_us = self._clock.monotonic_us() + lease.timeout_ms * 1000
+        running = self.running
+        running[lease.id] = lease
+        if len(running) == 1:
+            self._some_running.set()
+            self._idle.clear()
+        self._counters.fired += 1
+        failure: BaseException | None = None
+        result: object = None
+        try:
+            result = await self._call(lease)
+        except BaseException as error:  # noqa: BLE001 - whatever it raised is its outcome
+            failure = error
+        # no await from here on, until nobody can find the lease any more
+        del running[lease.id]
+        if not running:
+            self._idle.set()
+        if failure is None and not isinstance(result, HandlerOutcome):
+            if not lease.effect_committed:
+                self._settler.succeeded(lease)
+            else:
+                self._committed(lease)
+        else:
+            self._failed(lease, result if failure is None else failure)
+        if self._settler.full:
+            await self._settler.room()
+
+    async def _call(self, lease: Lease) -> object:
+        handler = lease.handler
+        payload = lease.payload
+        if payload is None:
+            payload = await self._fetch_payload(lease)
+        arguments = handler.decode(payload)
+        if handler.is_async:
+            if handler.wants_context:
+                return await handler.function(Context(lease), **arguments)  # type: ignore[misc]
+            return await handler.function(**arguments)  # type: ignore[misc]
+        call = partial(handler.invoke, Context(lease), arguments)
+        return await self._threads.submit(call)
+
+    async def _fetch_payload(self, lease: Lease) -> str:
+        payload = await self._store.payload(lease.id, lease.token)
+        if payload is None:
+            raise LeaseLost(f"task {lease.id} is no longer leased to this node")
+        lease.payload = payload
+        return payload
+
+    def _missed(self, lease: Lease, now_us: int) -> bool:
+        if not is_misfire(now_us, lease.due_us, lease.misfire_grace_ms, not lease.never_leased):
+            return False
+        self._settler.settle(Settlement(lease, Outcome.MISSED))
+        return True
+
+    def _end_unstarted(self, lease: Lease) -> None:
+        if self._stopping is not Interruption.LOST:
+            self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
+
+    # --- outcomes ----------------------------------------------------------------------------
+
+    def _committed(self, lease: Lease) -> None:
+        """The effect's transaction settled the task: nothing is left to write."""
+        self._counters.succeeded += 1
+        self._on_over(lease)
+
+    def _failed(self, lease: Lease, failure: object) -> None:
+        task = lease.runner
+        if task is not None:
+            while task.cancelling():  # our own cancel, or one that the handler asked for
+                task.uncancel()
+        fields = log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt, node=self.node)
+        if lease.effect_committed:
+            if isinstance(failure, BaseException):
+                fields.bind(error=type(failure).__name__).warning("task.failed_after_its_effect")
+            self._committed(lease)
+        elif isinstance(failure, EffectAlreadyApplied):
+            fields.info("task.effect_already_applied")
+            self._settler.succeeded(lease)
+        elif isinstance(failure, LeaseLost) or lease.interruption is Interruption.LOST:
+            self._lost(lease)
+        elif lease.interruption in (Interruption.SHUTDOWN, Interruption.FENCED):
+            fields.bind(why=lease.interruption.value).info("task.interrupted")
+            self._settler.settle(Settlement(lease, Outcome.RELEASE))
+        else:
+            settlement = self._outcome(lease, failure)
+            fields.bind(
+                outcome=settlement.outcome.value,
+                error=type(failure).__name__,
+                retry_in_s=None if settlement.delay_us is None else settlement.delay_us / 1e6,
+            ).info("task.attempt_failed")
+            self._settler.settle(settlement)
+
+    def _lost(self, lease: Lease) -> None:
+        self._counters.leases_lost += 1
+        log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt, node=self.node).warning(
+            "lease.lost"
+        )
+        self._on_over(lease)
+
+    def _outcome(self, lease: Lease, failure: object) -> Settlement:
+        policy = lease.handler.policy
+        wait_us = backoff_us(
+            lease.attempt, policy.backoff_base_us, policy.backoff_max_us, random.random()
+        )
+        error = self._describe(lease, failure)
+        match failure:
+            case Snooze():
+                return _after(lease, Outcome.SNOOZE, failure.after, None, error)
+            case Retry():
+                return _after(lease, Outcome.RETRY, failure.after, wait_us, error)
+            case Dead():
+                return Settlement(lease, Outcome.DEAD, error=error)
+            case ArgumentsRefused():  # a newer node may understand them
+                return Settlement(lease, Outcome.RETRY, wait_us, error)
+            case Exception() if lease.interruption is not Interruption.TIMEOUT and ( 
+                isinstance(failure, policy.give_up_on) or not isinstance(failure, policy.retry_on)
+            ):
+                return Settlement(lease, Outcome.DEAD, error=error)
+            case _:
+                return Settlement(lease, Outcome.RETRY, wait_us, error)
+
+    def _describe(self, lease: Lease, failure: object) -> str | None:
+        if isinstance(failure, Snooze):
+            return None
+        error = failure if isinstance(failure, BaseException) else RuntimeError(repr(failure))
+        if lease.interruption is Interruption.TIMEOUT or (
+            lease.interruption is not None and isinstance(error, asyncio.CancelledError)
+        ):
+            error = _interrupted(lease)
+        return describe(
+            error,
+            attempt=lease.attempt,
+            at_us=self._database_clock.now_us(),
+            payload=lease.payload,
+            limit_bytes=self._error_max_bytes,
+        )
+
+    # --- interruptions -----------------------------------------------------------------------
+
+    def _interrupt(self, lease: Lease, why: Interruption) -> None:
+        thread = not lease.handler.is_async
+        if thread and why in (Interruption.TIMEOUT, Interruption.CANCEL):
+            # A thread cannot be cancelled: it keeps its worker and its lease until it ends. The
+            # flag lets it end by itself.
+            lease.cancel_requested = True
+            lease.interruption = why
+            return
+        lease.interruption = why
+        if lease.runner is not None:
+            lease.runner.cancel()
+
+    def _enforce_deadlines(self) -> int:
+        """Interrupt what is overdue; microseconds until the next look."""
+        now_us = self._clock.monotonic_us()
+        wait_us = round(_WATCH_S * 1e6)
+        for lease in list(self.running.values()):
+            deadline_us = lease.deadline_mono_us
+            if deadline_us is None or lease.interruption is not None:
+                continue
+            if deadline_us <= now_us:
+                log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt).info(
+                    "task.timeout"
+                )
+                self._interrupt(lease, Interruption.TIMEOUT)
+            else:
+                wait_us = min(wait_us, deadline_us - now_us)
+        return max(1000, wait_us)
+
+
+def _after(
+    lease: Lease, outcome: Outcome, after: Any, default_us: int | None, error: str | None
+) -> Settlement:
+    """A settlement that goes back after what the handler asked for; nonsense fails the attempt."""
+    if after is None and default_us is not None:
+        return Settlement(lease, outcome, default_us, error)
+    try:
+        return Settlement(lease, outcome, delay_to_us(after, "after"), error)
+    except DelayQError as refused:
+        reason = json.dumps({"attempt": lease.attempt, "error": outcome.value, "message": str(refused)})
+        return Settlement(lease, Outcome.RETRY, default_us or 1_000_000, reason)
+
+
+def _interrupted(lease: Lease) -> BaseException:
+    if lease.interruption is Interruption.TIMEOUT:
+        return TimeoutError(f"the attempt took longer than its timeout of {lease.timeout_ms} ms")
+    return asyncio.CancelledError("cancelled on request")

@@ -1,0 +1,394 @@
+"""One life of a node: assembles the actors, takes a share of the tasks, hands it over, leaves.
+
+A node that was buried comes back as another incarnation, with a number, sessions and leases of
+its own; nothing of the old one is carried over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Final
+
+from delayq.clock import Clock, DatabaseClock
+from delayq.dispatcher import Dispatcher
+from delayq.effects import Effects
+from delayq.errors import DatabaseError, DelayQError, InvalidSettings
+from delayq.executor import Executor
+from delayq.lease import Interruption, Lease, Outcome, Settlement
+from delayq.listener import Hearers, Listener
+from delayq.log import log
+from delayq.maintenance import Maintenance
+from delayq.membership import Membership, News, Witnesses
+from delayq.metrics import Counters
+from delayq.model import NodeState
+from delayq.orphans import Orphanage
+from delayq.ranks import ranks
+from delayq.settler import Settler
+from delayq.store import Store
+from delayq.threads import Threads
+from delayq.timer_manager import TimerManager
+from delayq.version import VERSION
+from delayq.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    from delayq.database import Database
+    from delayq.handlers import Registry
+    from delayq.settings import Settings
+
+_ORPHANS_S: Final = 60.0
+_UPKEEP_S: Final = 600.0
+_STUCK_CHECK_S: Final = 0.05
+_BOUND_S: Final = 10.0
+"""Each step of leaving that needs the database gets so long."""
+_CANCEL_GRACE_S: Final = 5.0
+_PARTITION_DAYS: Final = 7
+_PRUNE_ROWS: Final = 2_000
+_HINT_SHARE: Final = 3
+
+
+class Incarnation:
+    """One life: `run` returns when it is over; `buried` tells whether by its peers."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        settings: Settings,
+        clock: Clock,
+        kinds: Iterable[str],
+    ) -> None:
+        self.id = random.SystemRandom().randrange(1, 1 << 62)
+        self.counters = Counters()
+        self.buried = False
+        self.active = asyncio.Event()
+        self._settings = settings
+        self._kinds = sorted(kinds)
+        self._clock = clock
+        self._drain = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._news: News | None = None
+        self._news_came = asyncio.Event()
+        self._first_news = asyncio.Event()
+        self._listening = asyncio.Event()
+        self._scan_from_us: int | None = None
+        self._assemble(database, registry)
+
+    def _assemble(self, database: Database, registry: Registry) -> None:
+        settings, clock = self._settings, self._clock
+        database_clock = self._database_clock = DatabaseClock(clock)
+        self._store = Store(database, self.id)
+        self._effects = Effects(database, self.id, settings.effect_connections)
+        self._threads = Threads(settings.threads)
+        self._settler = Settler(
+            self._store, clock, self.counters, errors_kept=settings.errors_kept,
+            on_settled=lambda ends: self._dispatcher.settled(ends),
+        )  # fmt: skip
+        self._executor = Executor(
+            self._store, self._settler, self._effects, self._threads, clock, database_clock,
+            self.counters, error_max_bytes=settings.error_max_bytes,
+            on_over=lambda lease: self._dispatcher.over(lease),
+        )  # fmt: skip
+        self._pool: WorkerPool[Lease] = WorkerPool(
+            self._executor.run,
+            min_workers=settings.min_workers,
+            max_workers=settings.max_workers,
+            idle_s=settings.worker_idle_s,
+            on_free=lambda: self._dispatcher.wake(),
+            on_crash=self._crashed,
+        )
+        self._membership = Membership(
+            database, self.id, clock, database_clock, self.counters,
+            Witnesses(self._hear_news, self._hear_burial, self._fence, self._hear_burials),
+            beat_interval_us=round(settings.beat_interval_s * 1e6),
+            ttl_us=round(settings.lease_ttl_s * 1e6),
+            loop_stall_limit_us=round(settings.loop_stall_limit_s * 1e6),
+        )  # fmt: skip
+        self._dispatcher = Dispatcher(
+            self._store, registry, self._executor, self._settler, self._pool, clock,
+            database_clock, self.counters, kinds=self._kinds, threads=settings.threads,
+            sweep_interval_us=round(settings.sweep_interval_s * 1e6),
+            may_fire=self._membership.may_fire,
+            rearm=lambda timer, here: self._timers.arm(timer, here),
+        )  # fmt: skip
+        self._timers = TimerManager(
+            self._store, database_clock, self._dispatcher, self._executor, self.counters,
+            settings, self._kinds,
+        )  # fmt: skip
+        self._dispatcher.refill = self._timers.refill
+        self._orphans = Orphanage(
+            self._store, database_clock, self.counters,
+            overdue_us=round(2 * settings.beat_interval_s * 1e6),
+            holds=self._dispatcher.held.__contains__,
+            adopted=lambda _adopted: self._scan_soon(0),
+        )  # fmt: skip
+        self._listener = Listener(
+            database,
+            self.id,
+            Hearers(
+                due=self._timers.hear,
+                scan=self._scan_soon,
+                cancel=lambda task_id: self._executor.request_cancel([task_id]),
+                membership=self._hear_membership,
+                kind=self._membership.beat_soon,
+                listening=self._hear_listening,
+            ),
+        )
+        self._maintenance = Maintenance(clock)
+
+    # --- life --------------------------------------------------------------------------------
+
+    def request_drain(self) -> None:
+        """Stop firing, finish what runs, hand over, leave."""
+        self._drain.set()
+
+    def request_stop(self) -> None:
+        """Leave at once: cancel what runs, and release it."""
+        self._drain.set()
+        self._stop_now.set()
+
+    async def run(self) -> None:
+        """Join, fire until asked to drain or buried, leave.
+
+        Raises `DelayQError` if the node cannot start.
+        """
+        try:
+            await self._join()
+            async with asyncio.TaskGroup() as group:
+                loops = [group.create_task(loop()) for loop in self._loops()]
+                await self._drain.wait()
+                if self.buried:
+                    self._abandon()
+                else:
+                    await self._hand_over()
+                for task in loops:
+                    task.cancel()
+        finally:
+            await self._leave()
+
+    def _loops(self) -> list[Callable[[], Coroutine[None, None, None]]]:
+        return [
+            self._dispatcher.run,
+            self._dispatcher.look,
+            self._settler.run,
+            self._executor.watch,
+            self._timers.keep_loaded,
+            self._listener.run,
+            self._follow_news,
+            self._watch_stuck,
+            self._become_active,
+        ]
+
+    async def _join(self) -> None:
+        settings = self._settings
+        await self._store.open()
+        horizon_us = await self._store.hint_horizon_us()
+        if settings.sweep_interval_s * 1e6 * _HINT_SHARE > horizon_us:
+            raise InvalidSettings(
+                f"DELAYQ_SWEEP_INTERVAL_S must be at most {horizon_us / 1e6 / _HINT_SHARE:g}: a "
+                "third of the database's hint horizon (delayq.hint_horizon()), or tasks would "
+                "be found too late"
+            )
+        await self._upkeep_partitions()
+        sent_us = self._clock.monotonic_us()
+        sent_boot_us = self._clock.boottime_us()
+        database_us = await self._store.clock_us()
+        self._database_clock.observe(database_us, sent_us, self._clock.monotonic_us())
+        await self._store.register(
+            settings.node_name, socket.gethostname(), os.getpid(), VERSION, self._kinds,
+            round(settings.lease_ttl_s * 1000),
+        )  # fmt: skip
+        self._membership.registered(sent_boot_us)
+        self._membership.start()
+        self._pool.open()
+
+    async def _become_active(self) -> None:
+        """Listen first, load the window, then take a share."""
+        await self._first_news.wait()
+        try:
+            async with asyncio.timeout(_BOUND_S):
+                await self._listening.wait()
+        except TimeoutError:
+            log.warning("listen.late")  # hints only: the sweeps find everything
+        await self._rank()
+        if await self._insist("activate", self._store.activate):
+            log.bind(node=self.id, kinds=len(self._kinds)).info("node.active")
+        self._membership.beat_soon()
+        self._start_jobs()
+        self.active.set()
+
+    def _start_jobs(self) -> None:
+        settings = self._settings
+        self._maintenance.add("sweep", self._timers.sweep, settings.sweep_interval_s)
+        minute = min(_ORPHANS_S, 4 * settings.lease_ttl_s)
+        self._maintenance.add("orphans", self._orphans.check, minute)
+        self._maintenance.add("full_scan", self._timers.full_scan, minute)
+        self._maintenance.add("upkeep", self._upkeep, _UPKEEP_S)
+        self._maintenance.start()
+
+    async def _hand_over(self) -> None:
+        """Peers take over at once; what runs may finish; nothing new starts."""
+        settings = self._settings
+        log.bind(node=self.id, running=len(self._executor.running)).info("node.draining")
+        self._timers.stop()
+        for lease in self._dispatcher.stop():
+            self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
+        await self._bounded("drain", self._store.drain())
+        await self._stopped_or(self._executor.idle(), settings.drain_timeout_s)
+        self._executor.stop(Interruption.SHUTDOWN)
+        for lease in self._pool.withdraw():
+            self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
+        await self._within(self._executor.idle(), _CANCEL_GRACE_S)
+        await self._within(self._settler.flushed(), _BOUND_S)
+
+    def _abandon(self) -> None:
+        """Buried: nothing is ours any more."""
+        log.bind(node=self.id).error("node.was_buried")
+        self._timers.stop()
+        self._dispatcher.stop()
+        self._executor.stop(Interruption.LOST)
+
+    async def _leave(self) -> None:
+        self._timers.stop()
+        await self._maintenance.stop()
+        await self._pool.aclose()
+        await self._membership.stop()
+        if not self.buried and self._membership.started:
+            await self._bounded("leave", self._store.leave())
+        self._threads.close()
+        await self._effects.aclose()
+        await self._store.aclose()
+        log.bind(node=self.id).info("node.left")
+
+    async def _stopped_or(self, wait: Awaitable[None], seconds: float) -> None:
+        """Wait for it, for so long at the most, or until told to stop at once."""
+        waiting = [asyncio.ensure_future(wait), asyncio.ensure_future(self._stop_now.wait())]
+        try:
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in waiting:
+                future.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _within(self, wait: Awaitable[None], seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await wait
+        except TimeoutError:
+            log.bind(node=self.id, waited_s=seconds).warning("node.left_behind")
+
+    async def _bounded(self, step: str, call: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(_BOUND_S):
+                await call
+        except (DelayQError, TimeoutError) as error:
+            # peers will find out by themselves, one TTL later
+            log.bind(step=step, error=str(error)).warning("node.step_failed")
+
+    async def _insist(self, step: str, call: Callable[[], Awaitable[bool]]) -> bool:
+        while True:
+            try:
+                return await call()
+            except DatabaseError as error:
+                log.bind(step=step, error=str(error)).warning("node.step_retry")
+                await asyncio.sleep(0.5)
+
+    # --- news --------------------------------------------------------------------------------
+
+    def _hear_news(self, news: News) -> None:
+        self._news = news
+        self._news_came.set()
+        self._first_news.set()
+        self._orphans.alive = news.nodes
+        self._orphans.dead = news.dead
+        self._maintenance.check_wall_clock()
+        if news.state is NodeState.DRAINING:
+            self._drain.set()
+
+    def _hear_burial(self) -> None:
+        self.buried = True
+        self._drain.set()
+
+    def _fence(self) -> None:
+        """Peers may take this node for dead: end what runs. It is released if it is still ours."""
+        self._executor.interrupt_running(Interruption.FENCED)
+        for lease in self._pool.withdraw():
+            self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
+
+    def _hear_burials(self, _buried: list[int]) -> None:
+        self._membership.beat_soon()
+        self._maintenance.run_now("orphans")
+
+    def _hear_membership(self, verb: str, node: int) -> None:
+        if node != self.id:
+            self._membership.beat_soon()
+        elif verb == "drain":
+            self._drain.set()
+
+    def _hear_listening(self) -> None:
+        if self._listening.is_set():
+            self._scan_soon(0)  # after a gap: read everything again
+        self._listening.set()
+
+    def _scan_soon(self, from_us: int) -> None:
+        known_us = self._scan_from_us
+        self._scan_from_us = from_us if known_us is None else min(from_us, known_us)
+        self._news_came.set()
+
+    async def _follow_news(self) -> None:
+        """Turn what was heard into ranks and scans, one at a time."""
+        await self.active.wait()
+        while True:
+            await self._news_came.wait()
+            self._news_came.clear()
+            try:
+                await self._rank()
+                if self._news is not None:
+                    await self._timers.serve(self._news.paused)
+                from_us, self._scan_from_us = self._scan_from_us, None
+                if from_us is not None:
+                    await self._timers.rescan_from(from_us)
+            except DelayQError as error:
+                log.bind(error=str(error)).warning("news.retry")
+                self._scan_from_us = 0
+                await asyncio.sleep(0.5)
+                self._news_came.set()
+
+    async def _rank(self) -> None:
+        """Ranks among the active nodes, this one among them: it loads before it is active."""
+        if self._news is None:
+            return
+        nodes = dict(self._news.active)
+        nodes[self.id] = frozenset(self._kinds)
+        roles = ranks(nodes, self._kinds, self.id)
+        if roles != self._timers.roles:
+            await self._timers.adjust(roles)
+
+    # --- duties ------------------------------------------------------------------------------
+
+    async def _watch_stuck(self) -> None:
+        while True:
+            await asyncio.sleep(_STUCK_CHECK_S if self._pool.queued else 4 * _STUCK_CHECK_S)
+            self._dispatcher.release_stuck()
+
+    async def _upkeep_partitions(self) -> None:
+        answers = await self._store.make_partitions(_PARTITION_DAYS)
+        if "locked" in answers:
+            log.bind(count=answers.count("locked")).warning("partitions.locked")
+
+    async def _upkeep(self) -> None:
+        settings = self._settings
+        await self._upkeep_partitions()
+        await self._store.drop_partitions(settings.history_days)
+        await self._store.prune(settings.history_days, settings.idempotency_days, _PRUNE_ROWS)
+
+    def _crashed(self, lease: Lease, error: BaseException) -> None:
+        """A bug of ours between lease and settlement: the row is found owned and not held."""
+        log.bind(task_id=lease.id, kind=lease.kind, error=type(error).__name__).error(
+            "worker.crashed"
+        )
+        self._executor.running.pop(lease.id, None)
+        self._dispatcher.over(lease)

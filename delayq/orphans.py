@@ -1,0 +1,106 @@
+"""Adoption: running tasks whose node is dead, and leases that nobody remembers.
+
+Only tasks of nodes that are marked dead, or have no row, are taken over; a live owner's only
+long past the task's own deadline. A row that this node owns and does not hold (a lease whose
+answer was lost) is released when it is seen a second time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from delayq.clock import DatabaseClock
+from delayq.lease import Outcome
+from delayq.log import log
+from delayq.store import RunningRow, Settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayq.metrics import Counters
+    from delayq.store import Store
+
+_PAGE: Final = 1_000
+
+
+class Orphanage:
+    """The look at all running rows: once a minute, and whenever a node was buried."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: DatabaseClock,
+        counters: Counters,
+        *,
+        overdue_us: int,
+        holds: Callable[[int], bool],
+        adopted: Callable[[list[Settled]], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._counters = counters
+        self._overdue_us = overdue_us
+        self._holds = holds
+        self._adopted = adopted
+        self._suspects: dict[int, int] = {}  # id -> token, of ours and not held
+        self.alive: frozenset[int] = frozenset()
+        self.dead: tuple[int, ...] = ()
+
+    async def check(self) -> None:
+        """One pass over every running row."""
+        orphans: list[int] = []
+        suspects: dict[int, int] = {}
+        beyond = 0
+        while True:
+            now_us = self._clock.now_us()
+            rows = await self._store.running(beyond, now_us + 1_000_000, _PAGE)
+            for row in rows:
+                self._sort_out(row, now_us, orphans, suspects)
+            if len(rows) < _PAGE:
+                break
+            beyond = rows[-1].id
+        await self._adopt(orphans)
+        await self._release(suspects)
+        if self.dead and not orphans:
+            await self._store.forget(list(self.dead), self._clock.now_us())
+
+    def _sort_out(
+        self, row: RunningRow, now_us: int, orphans: list[int], suspects: dict[int, int]
+    ) -> None:
+        if row.owner == self._store.incarnation:
+            if not self._holds(row.id):
+                suspects[row.id] = row.token
+        elif row.owner not in self.alive or row.deadline_us < now_us - self._overdue_us:
+            orphans.append(row.id)
+
+    async def _adopt(self, orphans: list[int]) -> None:
+        """The statement judges again; rows that are locked are left for the next pass."""
+        for start in range(0, len(orphans), _PAGE):
+            adopted = await self._store.adopt(orphans[start : start + _PAGE], self._overdue_us)
+            if adopted:
+                self._counters.adopted += len(adopted)
+                log.bind(count=len(adopted), node=self._store.incarnation).warning("tasks.adopted")
+                self._adopted(adopted)
+
+    async def _release(self, suspects: dict[int, int]) -> None:
+        twice = [
+            (task_id, token)
+            for task_id, token in suspects.items()
+            if self._suspects.get(task_id) == token and not self._holds(task_id)
+        ]
+        self._suspects = suspects
+        if not twice:
+            return
+        log.bind(count=len(twice), node=self._store.incarnation).warning("leases.forgotten")
+        nothing: list[None] = [None] * len(twice)
+        released = await self._store.settle(
+            [task_id for task_id, _ in twice],
+            [token for _, token in twice],
+            list(nothing),
+            [Outcome.UNSTARTED.value] * len(twice),
+            list(nothing),
+            list(nothing),
+            5,
+        )
+        self._adopted(released)
+

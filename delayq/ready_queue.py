@@ -1,0 +1,148 @@
+"""Due timers on their way to a lease, and the one admission step before it.
+
+Timers that have just come due go ahead of backlog, but backlog keeps at least a quarter of what
+is taken. Within each: priority, then instant. Kinds that are paused or at their limit wait aside
+without holding up the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from delayq.timer_heap import Timer
+
+_FRESH_US: Final = 1_000_000
+"""Later than this when it is offered, a timer counts as backlog."""
+_BACKLOG_SHARE: Final = 4
+
+
+class Lane:
+    """Timers by priority (higher first), then in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._by_priority: dict[int, deque[Timer]] = {}
+        self._order: list[int] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, timer: Timer) -> None:
+        """Add at the end of its priority."""
+        queue = self._by_priority.get(timer.priority)
+        if queue is None:
+            queue = self._by_priority[timer.priority] = deque()
+            self._order = sorted(self._by_priority, reverse=True)
+        queue.append(timer)
+        self._count += 1
+
+    def pop(self) -> Timer:
+        """Take the first of the highest priority. IndexError if the lane is empty."""
+        for priority in self._order:
+            queue = self._by_priority[priority]
+            if queue:
+                self._count -= 1
+                return queue.popleft()
+        raise IndexError("empty lane")
+
+
+class Admission:
+    """Which kinds may start another task on this node: limits and pauses.
+
+    `limits` maps kinds to a group name and a limit shared by the group (all plain functions
+    share the threads). A kind without an entry is unlimited.
+    """
+
+    def __init__(self, limits: dict[str, tuple[tuple[str, int], ...]]) -> None:
+        self._limits = limits
+        self._used: dict[str, int] = {}
+        self.limited = bool(limits)
+
+    def admit(self, kind: str) -> bool:
+        """Count one more task of the kind, unless a limit stands against it."""
+        groups = self._limits.get(kind)
+        if groups is None:
+            return True
+        if any(self._used.get(group, 0) >= limit for group, limit in groups):
+            return False
+        for group, _ in groups:
+            self._used[group] = self._used.get(group, 0) + 1
+        return True
+
+    def done(self, kind: str) -> bool:
+        """A task that was admitted is over. True if somebody may have waited for its place."""
+        groups = self._limits.get(kind)
+        if groups is None:
+            return False
+        for group, _ in groups:
+            self._used[group] -= 1
+        return True
+
+
+class ReadyQueue:
+    """What is due and not yet leased. Knows every id in it."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._fresh = Lane()
+        self._backlog = Lane()
+        self._aside: dict[str, deque[Timer]] = {}
+        self._aside_count = 0
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._backlog) + self._aside_count
+
+    @property
+    def takeable(self) -> int:
+        """How many are not set aside for their kind's limit."""
+        return len(self._fresh) + len(self._backlog)
+
+    def push(self, timers: Iterable[Timer], now_us: int) -> None:
+        """Add due timers."""
+        edge_us = now_us - _FRESH_US
+        fresh, backlog = self._fresh, self._backlog
+        for timer in timers:
+            if timer.at_us >= edge_us:
+                fresh.push(timer)
+            else:
+                backlog.push(timer)
+
+    def take(self, count: int) -> list[Timer]:
+        """At most `count` admitted timers; those of a kind at its limit are set aside."""
+        share = min(len(self._backlog), -(-count // _BACKLOG_SHARE))
+        taken = self._take_from(self._fresh, count - share)
+        taken += self._take_from(self._backlog, count - len(taken))
+        if len(taken) < count:
+            taken += self._take_from(self._fresh, count - len(taken))
+        return taken
+
+    def _take_from(self, lane: Lane, count: int) -> list[Timer]:
+        taken: list[Timer] = []
+        admit = self._admission.admit
+        while len(taken) < count and len(lane):
+            timer = lane.pop()
+            if admit(timer.kind):
+                taken.append(timer)
+            else:
+                self._aside.setdefault(timer.kind, deque()).append(timer)
+                self._aside_count += 1
+        return taken
+
+    def release(self, kind: str, now_us: int) -> None:
+        """A task of a limited kind is over: the first of each kind that waits may try again."""
+        if not self._admission.done(kind):
+            return
+        for waiting in [name for name, queue in self._aside.items() if queue]:
+            self.push((self._aside[waiting].popleft(),), now_us)
+            self._aside_count -= 1
+
+    def clear(self) -> list[Timer]:
+        """Empty it; what was in it, in no order."""
+        left = [self._fresh.pop() for _ in range(len(self._fresh))]
+        left += [self._backlog.pop() for _ in range(len(self._backlog))]
+        left += [timer for queue in self._aside.values() for timer in queue]
+        self._aside.clear()
+        self._aside_count = 0
+        return left

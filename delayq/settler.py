@@ -1,0 +1,282 @@
+"""Settles leases in batches: while one statement is in flight the next batch gathers.
+
+A settlement is kept until it is durable. What a statement did not answer for is told apart by
+looking: settled already (a resent statement after a lost answer), locked by a stranger (tried
+again later, without holding up the rest), or lost (somebody else owns the task: nothing is
+written). A statement that fails for a reason of its own is split until the odd one stands alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from delayq.clock import Clock
+from delayq.database import is_transient
+from delayq.errors import DelayQError
+from delayq.lease import Lease, Outcome, Settlement
+from delayq.log import log
+from delayq.metrics import Counters
+from delayq.store import Settled, Store
+
+T = TypeVar("T")
+
+_BATCH: Final = 500
+_QUEUE_LIMIT: Final = 20_000
+_LOCKED_FIRST_US: Final = 10_000
+_LOCKED_LONGEST_US: Final = 1_000_000
+_RETRY_FIRST_S: Final = 0.05
+_RETRY_LONGEST_S: Final = 2.0
+
+OnSettled = Callable[[Sequence[tuple[Lease, Settled | None]]], None]
+"""Told of leases that are over: with the verdict, or None if the lease was lost."""
+
+
+class Settler:
+    """The settle batches of one incarnation. `run` is its loop; `on_settled` hears of the ends."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        counters: Counters,
+        *,
+        errors_kept: int,
+        on_settled: OnSettled,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._counters = counters
+        self._errors_kept = errors_kept
+        self._on_settled = on_settled
+        self._succeeded: deque[Lease] = deque()
+        self._others: deque[Settlement] = deque()
+        self._locked: deque[tuple[int, Settlement]] = deque()  # (when to try again, what)
+        self._waits: dict[int, int] = {}  # how long a locked row was waited for last, by id
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._in_flight = 0
+        self._resent = False  # the last statement had to be sent more than once
+
+    def __len__(self) -> int:
+        return len(self._succeeded) + len(self._others) + len(self._locked) + self._in_flight
+
+    def succeeded(self, lease: Lease) -> None:
+        """The hot path: the handler returned."""
+        self._succeeded.append(lease)
+        self._note()
+
+    def settle(self, settlement: Settlement) -> None:
+        """Any other end of an attempt."""
+        self._others.append(settlement)
+        self._note()
+
+    async def room(self) -> None:
+        """Back-pressure: return once the queue is below its bound."""
+        await self._room.wait()
+
+    @property
+    def full(self) -> bool:
+        """True while callers should wait for `room`."""
+        return not self._room.is_set()
+
+    async def flushed(self) -> None:
+        """Return when everything is durable (or lost)."""
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        """Settle until cancelled."""
+        while True:
+            await self._wait_for_work()
+            if self._succeeded:
+                await self._settle_succeeded(self._take(self._succeeded))
+            self._unlock()
+            if self._others:
+                await self._settle_others(self._take(self._others))
+            self._note_done()
+
+    # --- the queue -------------------------------------------------------------------------
+
+    def _note(self) -> None:
+        self._work.set()
+        self._empty.clear()
+        if len(self._succeeded) + len(self._others) > _QUEUE_LIMIT:
+            self._room.clear()
+
+    def _note_done(self) -> None:
+        if len(self._succeeded) + len(self._others) <= _QUEUE_LIMIT // 2:
+            self._room.set()
+        if not len(self):
+            self._empty.set()
+
+    async def _wait_for_work(self) -> None:
+        if self._succeeded or self._others:
+            return
+        self._work.clear()
+        if not self._locked:
+            await self._work.wait()
+            return
+        # locked rows are few and wait for strangers: a coarse timer is good enough
+        wait_s = max(0.0, (self._locked[0][0] - self._clock.monotonic_us()) / 1e6)
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._work.wait()
+        except TimeoutError:
+            pass
+
+    def _take(self, queue: deque[T]) -> list[T]:
+        batch = [queue.popleft() for _ in range(min(_BATCH, len(queue)))]
+        self._in_flight += len(batch)
+        return batch
+
+    def _unlock(self) -> None:
+        """Put locked settlements whose wait is over back into the queue."""
+        now_us = self._clock.monotonic_us()
+        while self._locked and self._locked[0][0] <= now_us:
+            self._others.append(self._locked.popleft()[1])
+
+    # --- statements ------------------------------------------------------------------------
+
+    async def _settle_succeeded(self, leases: list[Lease]) -> None:
+        ids = [lease.id for lease in leases]
+        tokens = [lease.token for lease in leases]
+        lateness = [lease.lateness_us for lease in leases]
+        try:
+            rows = await self._insist(lambda: self._store.settle_succeeded(ids, tokens, lateness))
+        except DelayQError:
+            # the general path splits and tells apart
+            await self._settle_others([Settlement(lease, Outcome.SUCCEEDED) for lease in leases])
+            return
+        if len(rows) == len(leases):
+            self._counters.succeeded += len(leases)
+            self._in_flight -= len(leases)
+            self._on_settled([(lease, _SUCCEEDED) for lease in leases])
+            return
+        answers = {row[0]: Settled(*row) for row in rows}
+        await self._account([Settlement(lease, Outcome.SUCCEEDED) for lease in leases], answers)
+
+    async def _settle_others(self, batch: list[Settlement]) -> None:
+        try:
+            rows = await self._insist(lambda: self._send(batch))
+        except DelayQError as error:
+            await self._split(batch, error)
+            return
+        await self._account(batch, {row.id: row for row in rows})
+
+    async def _send(self, batch: list[Settlement]) -> list[Settled]:
+        return await self._store.settle(
+            [s.lease.id for s in batch],
+            [s.lease.token for s in batch],
+            [s.lease.lateness_us for s in batch],
+            [s.outcome.value for s in batch],
+            [s.delay_us for s in batch],
+            [s.error for s in batch],
+            self._errors_kept,
+        )
+
+    async def _split(self, batch: list[Settlement], error: DelayQError) -> None:
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            await self._settle_others(batch[:middle])
+            await self._settle_others(batch[middle:])
+            return
+        settlement = batch[0]
+        lease = settlement.lease
+        log.bind(task_id=lease.id, kind=lease.kind, error=str(error)).error("settle.refused")
+        if settlement.outcome is Outcome.DEAD:
+            # even the plainest end is refused: let go; the row is found owned and not held
+            self._in_flight -= 1
+            self._on_settled([(lease, None)])
+            return
+        reason = json.dumps({"attempt": lease.attempt, "error": type(error).__name__,
+                             "message": f"the outcome could not be stored: {error}"})  # fmt: skip
+        await self._settle_others([Settlement(lease, Outcome.DEAD, error=reason)])
+
+    async def _account(self, batch: list[Settlement], answers: dict[int, Settled]) -> None:
+        over: list[tuple[Lease, Settled | None]] = []
+        unanswered = []
+        for settlement in batch:
+            answer = answers.get(settlement.lease.id)
+            if answer is None:
+                unanswered.append(settlement)
+            else:
+                self._count(answer.verdict)
+                over.append((settlement.lease, answer))
+        if unanswered:
+            over += await self._tell_apart(unanswered)
+        self._in_flight -= len(batch)
+        for lease, _ in over:
+            self._waits.pop(lease.id, None)
+        self._on_settled(over)
+
+    async def _tell_apart(
+        self, batch: list[Settlement]
+    ) -> list[tuple[Lease, Settled | None]]:
+        resent = self._resent
+        ids = [s.lease.id for s in batch]
+        tokens = [s.lease.token for s in batch]
+        found = await self._insist(lambda: self._store.tell_apart(ids, tokens))
+        over: list[tuple[Lease, Settled | None]] = []
+        for settlement in batch:
+            lease = settlement.lease
+            match found.get(lease.id, "lost"):
+                case "settled":
+                    self._count(settlement.outcome.value)
+                    over.append((lease, Settled(lease.id, settlement.outcome.value, None)))
+                case "running":
+                    self._wait_for_lock(settlement)
+                case _ if resent and settlement.outcome in _GO_BACK:
+                    # it finds its own first try: pending again, token gone; the hint has armed it
+                    over.append((lease, None))
+                case _:
+                    self._counters.leases_lost += 1
+                    log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt,
+                             node=self._store.incarnation).warning("lease.lost")  # fmt: skip
+                    over.append((lease, None))
+        return over
+
+    def _wait_for_lock(self, settlement: Settlement) -> None:
+        waited_us = self._waits.get(settlement.lease.id, 0)
+        wait_us = min(_LOCKED_LONGEST_US, max(_LOCKED_FIRST_US, 2 * waited_us))
+        self._waits[settlement.lease.id] = wait_us
+        self._locked.append((self._clock.monotonic_us() + wait_us, settlement))
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The answer, however often the database has to be asked; other refusals are raised."""
+        self._resent = False
+        wait_s = _RETRY_FIRST_S
+        while True:
+            try:
+                return await call()
+            except DelayQError as error:
+                if not is_transient(error):
+                    raise
+                self._resent = True
+                log.bind(error=str(error)).warning("settle.retry")
+            await asyncio.sleep(wait_s)
+            wait_s = min(_RETRY_LONGEST_S, 2 * wait_s)
+
+    def _count(self, verdict: str) -> None:
+        name = _COUNTER.get(verdict)
+        if name is not None:
+            setattr(self._counters, name, getattr(self._counters, name) + 1)
+
+
+_SUCCEEDED: Final = Settled(0, "succeeded", None)
+_GO_BACK: Final = (Outcome.RETRY, Outcome.SNOOZE, Outcome.RELEASE, Outcome.UNSTARTED)
+_COUNTER: Final = {
+    "succeeded": "succeeded",
+    "cancelled": "cancelled",
+    "missed": "missed",
+    "dead": "dead",
+    "retry": "retried",
+    "snooze": "snoozed",
+    "release": "released",
+    "unstarted": "released",
+}

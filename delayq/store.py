@@ -1,0 +1,307 @@
+"""The node's half of the rooms that speak SQL: one method a statement, nothing decided.
+
+Every actor gets a connection of its own, so a slow statement of one delays none of the others:
+lease, settle, sweep (window, overdue, adoption, upkeep), look (small reads, lone retries).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from delayq.control import ControlConnection
+from delayq.database import Database
+from delayq.statements import statement
+
+if TYPE_CHECKING:
+    import asyncpg
+
+
+class Arming(NamedTuple):
+    """What it takes to arm a timer."""
+
+    id: int
+    execute_at_us: int
+    kind: str
+    priority: int
+
+
+class Found(NamedTuple):
+    """What a look at a task found."""
+
+    id: int
+    state: str
+    execute_at_us: int
+
+
+class Settled(NamedTuple):
+    """The database's verdict on a settlement; `execute_at_us` if the task is pending again."""
+
+    id: int
+    verdict: str
+    execute_at_us: int | None
+
+
+class RunningRow(NamedTuple):
+    """One row in state running, whoever owns it."""
+
+    id: int
+    owner: int
+    token: int
+    deadline_us: int
+    cancel_requested: bool
+
+
+@dataclass(slots=True)
+class Cursors:
+    """Where the load of the window stands, bucket by bucket: the last row loaded, and the edge."""
+
+    buckets: list[int]
+    at_us: list[int]
+    kinds: list[str]
+    ids: list[int]
+    until_us: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of the window, and the marks that tell a failover."""
+
+    xmin: int
+    server_started_us: int
+    rows: list[tuple[int, int, int, str, int]]
+    """(id, bucket, execute_at_us, kind, priority), by bucket in index order"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """What a lease statement must know about the kinds that this node serves."""
+
+    kinds: list[str]
+    max_attempts: list[int]
+    timeouts_ms: list[int | None]
+    deadlines: list[bool]
+    with_grace: list[str]
+
+
+class Store:
+    """The statements of one incarnation of a node."""
+
+    def __init__(self, database: Database, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self._lease = ControlConnection(database, incarnation, "lease")
+        self._settle = ControlConnection(database, incarnation, "settle")
+        self._sweep = ControlConnection(database, incarnation, "sweep")
+        self._look = ControlConnection(database, incarnation, "look")
+        self._sql = {
+            name: statement(name)
+            for name in (
+                "activate adopt cancel_flags clock drain drop_partitions end_idempotency forget hint_horizon"
+                " holds lease leave look make_partitions overdue payload prune_default"
+                " prune_idempotency register running set_aside settle tell_apart window"
+            ).split()
+        }
+
+    async def open(self) -> None:
+        """Connect all of them, so that the first task finds them ready."""
+        for connection in self._connections():
+            await connection.open()
+
+    async def aclose(self) -> None:
+        """End the sessions."""
+        for connection in self._connections():
+            await connection.aclose()
+
+    def _connections(self) -> tuple[ControlConnection, ...]:
+        return self._lease, self._settle, self._sweep, self._look
+
+    # --- the life of a node ---------------------------------------------------------------
+
+    async def register(
+        self, name: str, host: str, pid: int, version: str, kinds: list[str], ttl_ms: int
+    ) -> None:
+        """Write this node's row, as joining."""
+        await self._sweep.fetch(
+            self._sql["register"], self.incarnation, name, host, pid, version, kinds, ttl_ms
+        )
+
+    async def activate(self) -> bool:
+        """Take a share. False if the row is not joining any more (buried, or asked to drain)."""
+        return bool(await self._sweep.fetch(self._sql["activate"], self.incarnation))
+
+    async def drain(self) -> None:
+        """Say that this node stops firing; peers take over at once."""
+        await self._look.fetch(self._sql["drain"], self.incarnation)
+
+    async def leave(self) -> None:
+        """Remove this node's row."""
+        await self._look.fetch(self._sql["leave"], self.incarnation)
+
+    async def hint_horizon_us(self) -> int:
+        """How far ahead writes are hinted."""
+        rows = await self._sweep.fetch(self._sql["hint_horizon"])
+        return int(rows[0][0])
+
+    async def clock_us(self) -> int:
+        """The database's clock."""
+        rows = await self._sweep.fetch(self._sql["clock"])
+        return int(rows[0][0])
+
+    # --- leases ----------------------------------------------------------------------------
+
+    async def lease(
+        self, ids: list[int], nonce: int, terms: LeaseTerms, ahead_us: int, inline_bytes: int
+    ) -> list[asyncpg.Record]:
+        """Lease those that are due and free; a row each, in the order of `Lease.__init__`."""
+        return await self._lease.fetch(
+            self._sql["lease"],
+            ids,
+            self.incarnation,
+            nonce,
+            terms.kinds,
+            terms.max_attempts,
+            terms.timeouts_ms,
+            terms.deadlines,
+            ahead_us,
+            inline_bytes,
+            terms.with_grace,
+        )
+
+    async def holds(self, ids: list[int], nonce: int) -> list[tuple[int, int]]:
+        """(id, token) of what the lease statement with this nonce holds."""
+        rows = await self._look.fetch(self._sql["holds"], ids, nonce)
+        return [(row[0], row[1]) for row in rows]
+
+    async def payload(self, task_id: int, token: int) -> str | None:
+        """A payload that was too long to come with the lease; None if the lease is lost."""
+        rows = await self._look.fetch(self._sql["payload"], task_id, token)
+        return rows[0][0] if rows else None
+
+    async def look(self, ids: list[int]) -> list[Found]:
+        """What became of these tasks; those that are live no more are left out."""
+        return [Found(*row) for row in await self._look.fetch(self._sql["look"], ids)]
+
+    async def set_aside(self, task_id: int, error: str) -> bool:
+        """Move a pending row that fails every lease to the dead tasks."""
+        return bool(await self._look.fetch(self._sql["set_aside"], task_id, error))
+
+    # --- settlements -----------------------------------------------------------------------
+
+    async def settle_succeeded(
+        self, ids: list[int], tokens: list[int], lateness_us: list[int | None]
+    ) -> list[asyncpg.Record]:
+        """The hot path: (id, verdict, execute_at_us) of those that were settled."""
+        return await self._settle.fetch(
+            self._sql["settle"], ids, tokens, lateness_us, None, None, None, 5, False
+        )
+
+    async def settle(
+        self,
+        ids: list[int],
+        tokens: list[int],
+        lateness_us: list[int | None],
+        outcomes: list[str],
+        delays_us: list[int | None],
+        errors: list[str | None],
+        errors_kept: int,
+    ) -> list[Settled]:
+        """Settle with outcomes; answers only for those that it settled."""
+        rows = await self._settle.fetch(
+            self._sql["settle"],
+            ids,
+            tokens,
+            lateness_us,
+            outcomes,
+            delays_us,
+            errors,
+            errors_kept,
+            False,
+        )
+        return [Settled(*row) for row in rows]
+
+    async def tell_apart(self, ids: list[int], tokens: list[int]) -> dict[int, str]:
+        """For settlements without an answer: `settled`, `running` (locked) or `lost`, by id."""
+        rows = await self._look.fetch(self._sql["tell_apart"], ids, tokens)
+        return {row[0]: row[1] for row in rows}
+
+    # --- the window ------------------------------------------------------------------------
+
+    async def window(
+        self, cursors: Cursors, kinds: Sequence[str], limit: int, newer_than: int | None
+    ) -> Page:
+        """A page of the window from the cursors on; `limit` rows a bucket at the most."""
+        rows = await self._sweep.fetch(
+            self._sql["window"],
+            cursors.buckets,
+            cursors.at_us,
+            cursors.kinds,
+            cursors.ids,
+            cursors.until_us,
+            list(kinds),
+            limit,
+            newer_than,
+        )
+        first = rows[0]
+        return Page(first[0], first[1], [tuple(r)[2:] for r in rows if r[2] is not None])
+
+    async def overdue(
+        self,
+        buckets: list[int],
+        from_us: int,
+        until_us: int,
+        kinds: Sequence[str],
+        held: list[int],
+        limit: int,
+    ) -> list[Arming]:
+        """Overdue tasks that are not held here, oldest first."""
+        per_bucket = max(4, -(-limit // 8))
+        rows = await self._sweep.fetch(
+            self._sql["overdue"],
+            buckets,
+            from_us,
+            until_us,
+            list(kinds),
+            held,
+            min(limit, per_bucket),
+            limit,
+        )
+        return [Arming(*row) for row in rows]
+
+    async def cancel_flags(self, ids: list[int]) -> list[int]:
+        """Those of the running tasks that were asked to end."""
+        return [row[0] for row in await self._look.fetch(self._sql["cancel_flags"], ids)]
+
+    # --- orphans ---------------------------------------------------------------------------
+
+    async def running(self, beyond_id: int, until_us: int, limit: int) -> list[RunningRow]:
+        """A page of all running rows, by id."""
+        rows = await self._sweep.fetch(self._sql["running"], beyond_id, until_us, limit)
+        return [RunningRow(*row) for row in rows]
+
+    async def adopt(self, ids: list[int], overdue_us: int) -> list[Settled]:
+        """Take over what dead or missing nodes ran, or live ones long past the deadline."""
+        rows = await self._sweep.fetch(self._sql["adopt"], ids, overdue_us)
+        return [Settled(*row) for row in rows]
+
+    async def forget(self, nodes: list[int], until_us: int) -> list[int]:
+        """Remove rows of dead nodes that no task refers to."""
+        return [row[0] for row in await self._sweep.fetch(self._sql["forget"], nodes, until_us)]
+
+    # --- upkeep ----------------------------------------------------------------------------
+
+    async def make_partitions(self, days: int) -> list[str]:
+        """The answers of `delayq.make_partitions`, from today on."""
+        rows = await self._sweep.fetch(self._sql["make_partitions"], days)
+        return [row["answer"] for row in rows]
+
+    async def drop_partitions(self, days: int) -> list[str]:
+        """The answers of `delayq.drop_partitions` for history older than `days`."""
+        rows = await self._sweep.fetch(self._sql["drop_partitions"], days)
+        return [row["answer"] for row in rows]
+
+    async def prune(self, history_days: int, idempotency_days: int, rows: int) -> None:
+        """One batch of each: the default partition, ended and expired idempotency rows."""
+        await self._sweep.fetch(self._sql["prune_default"], history_days, rows)
+        await self._sweep.fetch(self._sql["end_idempotency"], rows)
+        await self._sweep.fetch(self._sql["prune_idempotency"], idempotency_days, rows)

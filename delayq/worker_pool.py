@@ -1,0 +1,242 @@
+"""Workers that grow on demand and retire when idle. Usable alone: no database in here.
+
+A worker is one persistent task of the event loop that takes items from a shared queue, so that
+handing over an item costs half a microsecond, not the five of a new task. A worker that takes an
+item while others wait wakes (or launches) the next one first, and only then runs its own: if the
+items never suspend, one worker does them all in a row, and if they do, the pool is as wide as it
+has to be a moment later.
+
+                launch            item
+    (none) --> LAUNCHING --> WORKING <--> WAITING --> STOPPED
+                                |            idle too long, or close ^
+                                '--------------- drain --------------'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from time import monotonic
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+_TURN_S: Final = 0.002
+"""A worker whose items never suspend lets the loop turn after this long."""
+_CHECK_EVERY: Final = 16
+
+
+class WorkerState(Enum):
+    """Where a worker is in its life."""
+
+    LAUNCHING = "launching"
+    WORKING = "working"
+    WAITING = "waiting"
+    STOPPED = "stopped"
+
+
+class _Worker:
+    __slots__ = ("idle_since", "state", "task", "wake")
+
+    def __init__(self) -> None:
+        self.state = WorkerState.LAUNCHING
+        self.wake: asyncio.Future[bool] | None = None
+        self.idle_since = 0.0
+        self.task: asyncio.Task[None] | None = None
+
+
+class WorkerPool(Generic[T]):
+    """At most `max_workers` items run at once; `min_workers` stay when there is nothing to do.
+
+    `run(item)` handles one item and must not raise; if it does, `on_crash` is told and the
+    worker goes on. `on_free()` is called after each item: there may be room for another.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[T], Awaitable[None]],
+        *,
+        min_workers: int,
+        max_workers: int,
+        idle_s: float,
+        on_free: Callable[[], None] = lambda: None,
+        on_crash: Callable[[T, BaseException], None] = lambda _item, _error: None,
+    ) -> None:
+        self._run = run
+        self._min = min_workers
+        self._max = max_workers
+        self._idle_s = idle_s
+        self._on_free = on_free
+        self._on_crash = on_crash
+        self._queue: deque[T] = deque()
+        self._workers: set[_Worker] = set()
+        self._waiting: deque[_Worker] = deque()
+        self._busy = 0
+        self._waking = 0
+        self._reaper: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+        self.finished = 0
+        """items handled since the start"""
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def busy(self) -> int:
+        """How many items run now."""
+        return self._busy
+
+    @property
+    def queued(self) -> int:
+        """How many items wait for a worker."""
+        return len(self._queue)
+
+    @property
+    def free(self) -> int:
+        """How many more items would start at once; negative if some wait already."""
+        return self._max - self._busy - len(self._queue)
+
+    def open(self) -> None:
+        """Launch the first `min_workers`."""
+        for _ in range(self._min):
+            self._launch()
+
+    def submit(self, item: T) -> None:
+        """Hand over one item. It starts as soon as a worker is free; the caller bounds the queue.
+
+        Raises RuntimeError once the pool is closed.
+        """
+        if self._closed:
+            raise RuntimeError("the worker pool is closed")
+        self._idle.clear()
+        self._queue.append(item)
+        if not self._waking:
+            self._wake_one()
+
+    def withdraw(self) -> list[T]:
+        """Take back what has not been started."""
+        items = list(self._queue)
+        self._queue.clear()
+        self._note_idle()
+        return items
+
+    async def drained(self) -> None:
+        """Return when nothing runs and nothing waits."""
+        await self._idle.wait()
+
+    async def aclose(self) -> None:
+        """Stop the workers; items that still run are cancelled."""
+        self._closed = True
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
+        tasks = [worker.task for worker in self._workers if worker.task is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._workers.clear()
+        self._waiting.clear()
+
+    # --- the workers ----------------------------------------------------------------------
+
+    def _wake_one(self) -> None:
+        """Wake a waiting worker, else launch one, else leave it to the first that gets free."""
+        while self._waiting:
+            # the one that waited least: the others may retire
+            worker = self._waiting.pop()
+            if worker.wake is not None and not worker.wake.done():
+                worker.wake.set_result(True)
+                self._waking += 1
+                return
+        if len(self._workers) < self._max:
+            self._launch()
+            self._waking += 1
+
+    def _launch(self) -> None:
+        worker = _Worker()
+        self._workers.add(worker)
+        # eager start would run the item inside submit(): the caller is not ready for that
+        worker.task = asyncio.get_running_loop().create_task(self._work(worker))
+
+    async def _work(self, worker: _Worker) -> None:
+        queue = self._queue
+        try:
+            # counted by whoever woke or launched it; `open` launches without counting
+            self._waking = max(0, self._waking - 1)
+            turn_ends = monotonic() + _TURN_S
+            in_a_row = 0
+            while not self._closed:
+                if not queue:
+                    if not await self._wait(worker):
+                        return
+                    turn_ends = monotonic() + _TURN_S
+                    continue
+                item = queue.popleft()
+                worker.state = WorkerState.WORKING
+                self._busy += 1
+                if queue and not self._waking:
+                    self._wake_one()
+                try:
+                    await self._run(item)
+                except asyncio.CancelledError:
+                    if self._closed:
+                        raise
+                    self._on_crash(item, asyncio.CancelledError())
+                except BaseException as error:  # noqa: BLE001 - a crash of one item is not the pool's
+                    self._on_crash(item, error)
+                finally:
+                    self._busy -= 1
+                    self.finished += 1
+                self._on_free()
+                in_a_row += 1
+                if in_a_row % _CHECK_EVERY == 0 and monotonic() > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = monotonic() + _TURN_S
+        finally:
+            worker.state = WorkerState.STOPPED
+            self._workers.discard(worker)
+            self._note_idle()
+
+    async def _wait(self, worker: _Worker) -> bool:
+        """Wait for work; False if it is time to retire."""
+        self._note_idle()
+        worker.state = WorkerState.WAITING
+        worker.idle_since = monotonic()
+        worker.wake = asyncio.get_running_loop().create_future()
+        self._waiting.append(worker)
+        self._arm_reaper()
+        stay = await worker.wake
+        worker.wake = None
+        if stay:
+            self._waking = max(0, self._waking - 1)
+        return stay
+
+    def _note_idle(self) -> None:
+        if not self._busy and not self._queue:
+            self._idle.set()
+
+    def _arm_reaper(self) -> None:
+        if self._reaper is None and len(self._workers) > self._min:
+            self._reaper = asyncio.get_running_loop().call_later(self._idle_s, self._reap)
+
+    def _reap(self) -> None:
+        """Retire those that have waited too long; the longest waiting stand in front."""
+        self._reaper = None
+        ripe = monotonic() - self._idle_s
+        while self._waiting and len(self._workers) > self._min:
+            worker = self._waiting[0]
+            if worker.idle_since > ripe:
+                break
+            self._waiting.popleft()
+            self._workers.discard(worker)
+            if worker.wake is not None and not worker.wake.done():
+                worker.wake.set_result(False)
+        if self._waiting:
+            self._arm_reaper()

@@ -1,0 +1,623 @@
+-- The verbs: the public SQL interface, and what every client calls.
+--
+-- Verbs whose answers must be true look until they are: they try, then look in every table with
+-- one fresh snapshot, and start over if the task moved meanwhile. So their answers hold at read
+-- committed, as of the moment after any wait. At a stricter isolation level a conflict is an
+-- error (40001), never a false answer.
+--
+-- They are SECURITY DEFINER, so that a role may schedule and cancel without being able to write
+-- the tables. Those that look for tasks force custom plans: in a session that cached its plans
+-- while the table was empty, a cancel among 300,000 rows takes 100 ms instead of one.
+
+-- Many tasks without keys, in one statement. Parallel arrays; a null `delays_us` takes the
+-- instant. Answers in the order of the arrays.
+create function delayq.schedule_many(
+    p_kinds text[], p_payloads text[], p_delays_us bigint[], p_execute_at_us bigint[], p_priorities smallint[],
+    p_max_attempts integer[], p_timeouts_ms bigint[], p_misfire_graces_ms bigint[], p_headers text[])
+    returns table (id bigint, execute_at_us bigint)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := delayq.clock();
+begin
+    -- ids are drawn in the order of the arrays: the sort happens below the identity's nextval
+    return query
+    with written as (
+        insert into delayq.tasks (kind, payload, headers, priority, execute_at, misfire_grace_ms, timeout_ms,
+                                  max_attempts, created_at)
+        select r.kind, r.payload::jsonb, r.headers::jsonb, r.priority,
+               case when r.delay_us is not null then v_now + r.delay_us * interval '1 microsecond'
+                    else delayq.instant(r.execute_at_us) end,
+               r.misfire_grace_ms, r.timeout_ms, r.max_attempts, v_now
+          from unnest(p_kinds, p_payloads, p_delays_us, p_execute_at_us, p_priorities, p_max_attempts,
+                      p_timeouts_ms, p_misfire_graces_ms, p_headers) with ordinality
+               as r(kind, payload, delay_us, execute_at_us, priority, max_attempts, timeout_ms,
+                    misfire_grace_ms, headers, nr)
+         order by r.nr
+        returning id, execute_at
+    )
+    select w.id, delayq.micros(w.execute_at) from written w order by w.id;
+end $$;
+
+-- One task, with everything that may have to wait for a stranger. `outcome`: created; kept (a
+-- live task with the key); replaced (that pending task has the new instant, payload and options);
+-- waiting (that task runs just now: the new one waits as `follow_up`); conflict (on_conflict is
+-- error); repeated (the idempotency key was used before).
+create function delayq.schedule_one(
+    p_kind text, p_payload jsonb, p_delay_us bigint, p_execute_at_us bigint, p_key text, p_on_conflict text,
+    p_idempotency_key text, p_priority smallint, p_max_attempts integer, p_timeout_ms bigint,
+    p_misfire_grace_ms bigint, p_headers jsonb)
+    returns table (outcome text, id bigint, state text, execute_at_us bigint, follow_up bigint)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_at timestamptz;
+    v_id bigint;
+    v_task delayq.tasks;
+begin
+    if p_on_conflict is null or p_on_conflict not in ('keep', 'replace', 'error') then
+        raise exception 'on_conflict must be keep, replace or error' using errcode = '22023';
+    end if;
+    for v_round in 1 .. 1000 loop
+        v_now := delayq.clock();
+        v_at := case when p_delay_us is not null then v_now + p_delay_us * interval '1 microsecond'
+                     else coalesce(delayq.instant(p_execute_at_us), v_now) end;
+
+        if p_idempotency_key is not null then
+            select i.task_id into v_id from delayq.idempotency i
+             where i.kind = p_kind and i.idempotency_key = p_idempotency_key;
+            if found then
+                return query select 'repeated'::text, v_id, f.state, f.execute_at_us, null::bigint
+                    from (select 1) as one left join delayq.find(v_id) f on true;
+                return;
+            end if;
+        end if;
+
+        if p_key is not null then
+            -- looked at before any insert, so that a keep burns no id
+            if p_on_conflict = 'replace' then
+                select * into v_task from delayq.tasks t where t.kind = p_kind and t.key = p_key for update;
+            else
+                select * into v_task from delayq.tasks t where t.kind = p_kind and t.key = p_key;
+            end if;
+            if found then
+                perform delayq.refuse_old_snapshot(v_task.id, null, null);
+                if p_on_conflict = 'error' then
+                    return query select 'conflict'::text, v_task.id, v_task.state, delayq.micros(v_task.execute_at),
+                                        null::bigint;
+                    return;
+                elsif p_on_conflict = 'keep' then
+                    if p_idempotency_key is not null
+                       and not delayq.claim_idempotency(p_kind, p_idempotency_key, v_task.id) then
+                        continue;
+                    end if;
+                    return query select 'kept'::text, v_task.id, v_task.state, delayq.micros(v_task.execute_at),
+                                        (v_task.next ->> 'id')::bigint;
+                    return;
+                elsif v_task.state = 'pending' then
+                    if p_idempotency_key is not null
+                       and not delayq.claim_idempotency(p_kind, p_idempotency_key, v_task.id) then
+                        continue;
+                    end if;
+                    update delayq.tasks t
+                       set payload = p_payload, headers = p_headers, priority = p_priority, execute_at = v_at,
+                           due_at = v_at, max_attempts = p_max_attempts, timeout_ms = p_timeout_ms,
+                           misfire_grace_ms = p_misfire_grace_ms, attempt = 0, interruptions = 0,
+                           errors = '[]', leased_at = '-infinity', attempt_limit = 0,
+                           idempotency_key = coalesce(p_idempotency_key, t.idempotency_key)
+                     where t.id = v_task.id;
+                    perform delayq.hint(array[v_task.id], array[v_at], array[p_priority], array[p_kind]);
+                    return query select 'replaced'::text, v_task.id, 'pending'::text, delayq.micros(v_at), null::bigint;
+                    return;
+                else
+                    v_id := coalesce((v_task.next ->> 'id')::bigint,
+                                     nextval(pg_get_serial_sequence('delayq.tasks', 'id')));
+                    if p_idempotency_key is not null
+                       and not delayq.claim_idempotency(p_kind, p_idempotency_key, v_id) then
+                        continue;
+                    end if;
+                    update delayq.tasks t
+                       set next = jsonb_build_object(
+                               'id', v_id, 'execute_at_us', delayq.micros(v_at), 'payload', p_payload,
+                               'headers', p_headers, 'priority', p_priority, 'max_attempts', p_max_attempts,
+                               'timeout_ms', p_timeout_ms, 'misfire_grace_ms', p_misfire_grace_ms,
+                               'idempotency_key', coalesce(p_idempotency_key, v_task.next ->> 'idempotency_key'),
+                               'created_at_us', delayq.micros(v_now))
+                     where t.id = v_task.id;
+                    return query select 'waiting'::text, v_task.id, 'running'::text,
+                                        delayq.micros(v_task.execute_at), v_id;
+                    return;
+                end if;
+            end if;
+        end if;
+
+        v_id := nextval(pg_get_serial_sequence('delayq.tasks', 'id'));
+        if p_idempotency_key is not null and not delayq.claim_idempotency(p_kind, p_idempotency_key, v_id) then
+            continue;
+        end if;
+        insert into delayq.tasks (id, kind, payload, headers, key, idempotency_key, priority, execute_at,
+                                  misfire_grace_ms, timeout_ms, max_attempts, created_at)
+        overriding system value
+        values (v_id, p_kind, p_payload, p_headers, p_key, p_idempotency_key, p_priority, v_at,
+                p_misfire_grace_ms, p_timeout_ms, p_max_attempts, v_now)
+        on conflict (kind, key) where key is not null do nothing;
+        if found then
+            return query select 'created'::text, v_id, 'pending'::text, delayq.micros(v_at), null::bigint;
+            return;
+        end if;
+        -- somebody took the key while we waited for it: look again. The idempotency row that we
+        -- just wrote points to a task that never came to be.
+        if p_idempotency_key is not null then
+            delete from delayq.idempotency i
+             where i.kind = p_kind and i.idempotency_key = p_idempotency_key and i.task_id = v_id;
+        end if;
+    end loop;
+    raise exception 'the key changes hands faster than it can be looked at' using errcode = '40001';
+end $$;
+
+-- At a stricter level than read committed the caller's snapshot may be older than the truth. This
+-- raises 40001 if the live task `p_id`, or the one that holds a key, came, changed or went since
+-- then; to be called before an answer that rests on having looked. A unique index sees beyond any
+-- snapshot, so a row that is not to be seen is tried for by an insert, which is then undone.
+create function delayq.refuse_old_snapshot(p_id bigint, p_kind text, p_key text) returns void
+    language plpgsql set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+begin
+    if current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
+        return;
+    end if;
+    perform 1 from delayq.tasks t
+      where t.id = p_id or (t.kind = p_kind and t.key = p_key) for key share;
+    if found then
+        return;
+    end if;
+    begin
+        insert into delayq.tasks (id, kind, key, execute_at) overriding system value
+        values (coalesce(p_id, 0), coalesce(p_kind, '?'), p_key, '8999-12-31 00:00+00')
+        on conflict do nothing;
+        raise exception using errcode = 'DQ001';
+    exception when sqlstate 'DQ001' then
+        null;
+    end;
+end $$;
+
+-- False if the key is taken (then somebody's request came first, and the caller looks again).
+create function delayq.claim_idempotency(p_kind text, p_idempotency_key text, p_task_id bigint) returns boolean
+    language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into delayq.idempotency (kind, idempotency_key, task_id) values (p_kind, p_idempotency_key, p_task_id)
+    on conflict do nothing;
+    return found;
+end $$;
+
+-- Where a task is now: one row, or none. `follow_up`: it waits behind a running task.
+create function delayq.find(p_id bigint)
+    returns table (place text, state text, execute_at_us bigint, cancel_requested boolean)
+    language sql stable set search_path = pg_catalog, pg_temp
+as $$
+    select 'tasks', t.state, delayq.micros(t.execute_at), t.cancel_requested from delayq.tasks t where t.id = p_id
+    union all
+    select 'follow_up', 'pending', (t.next ->> 'execute_at_us')::bigint, false from delayq.tasks t
+     where t.next is not null and (t.next ->> 'id')::bigint = p_id
+    union all
+    select 'dead_tasks', 'dead', delayq.micros(d.execute_at), false from delayq.dead_tasks d where d.id = p_id
+    union all
+    select 'task_history', h.state, delayq.micros(h.execute_at), false from delayq.task_history h where h.id = p_id
+    limit 1
+$$;
+
+create function delayq.live(p_id bigint) returns boolean
+    language sql stable set search_path = pg_catalog, pg_temp
+as $$
+    select exists (select from delayq.tasks t where t.id = p_id)
+        or exists (select from delayq.tasks t where t.next is not null and (t.next ->> 'id')::bigint = p_id)
+$$;
+
+-- The public form of schedule, for any client in any language. `delay` and `at` exclude each
+-- other; neither: now. `created` is false if a live task held the key or the idempotency key was
+-- used before. on_conflict => 'error' raises unique_violation.
+create function delayq.schedule(
+    kind text, payload jsonb default '{}', delay interval default null, at timestamptz default null,
+    key text default null, on_conflict text default 'keep', idempotency_key text default null,
+    priority integer default 0, max_attempts integer default null, timeout interval default null,
+    misfire_grace interval default null, headers jsonb default '{}')
+    returns table (id bigint, created boolean, state text, execute_at timestamptz, follow_up bigint)
+    language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v record;
+begin
+    if delay is not null and at is not null then
+        raise exception 'delay and at exclude each other: give one' using errcode = '22023';
+    end if;
+    if extract(epoch from delay) < 0 then
+        raise exception 'delay must not be negative' using errcode = '22023';
+    end if;
+    select * into v from delayq.schedule_one(
+        schedule.kind, schedule.payload, (extract(epoch from delay) * 1000000)::bigint, delayq.micros(at),
+        schedule.key, schedule.on_conflict, schedule.idempotency_key, schedule.priority::smallint,
+        schedule.max_attempts, (extract(epoch from schedule.timeout) * 1000)::bigint,
+        (extract(epoch from misfire_grace) * 1000)::bigint, schedule.headers);
+    if v.outcome = 'conflict' then
+        raise exception 'task % of kind % already holds this key', v.id, schedule.kind using errcode = '23505';
+    end if;
+    return query select v.id, v.outcome not in ('kept', 'repeated'), v.state,
+                        delayq.instant(v.execute_at_us), v.follow_up;
+end $$;
+
+-- Cancel by id. `cancelled`: it will not run. `cancel_requested`: it runs just now and was asked
+-- to end. p_wait false: rows that a stranger holds locked are answered `locked`; call for those
+-- alone, with p_wait.
+create function delayq.cancel_many(p_ids bigint[], p_wait boolean default true)
+    returns table (id bigint, answer text)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+    v_left bigint[] := array(select distinct i from unnest(p_ids) as i order by i);
+    v_answered bigint[];
+    v_locked bigint[];
+    v_row record;
+begin
+    for v_round in 1 .. 1000 loop
+        -- the locks, in one order for everybody
+        if p_wait then
+            perform 1 from delayq.tasks t
+             where t.id = any(v_left)
+                or (t.next is not null and (t.next ->> 'id')::bigint = any(v_left)) order by t.id for update;
+        else
+            v_answered := array(select t.id from delayq.tasks t where t.id = any(v_left) order by t.id
+                                for update skip locked);
+            -- one that waits behind a running task is decided under that task's lock: alone, too
+            v_locked := array(select i from unnest(v_left) as i where not i = any(v_answered) and delayq.live(i));
+            return query select i, 'locked'::text from unnest(v_locked) as i;
+            v_left := array(select i from unnest(v_left) as i where not i = any(v_locked));
+        end if;
+
+        v_answered := '{}';
+        for v_row in
+            with gone as (
+                delete from delayq.tasks t where t.id = any(v_left) and t.state = 'pending' returning t.*
+            ), archived as (
+                insert into delayq.task_history (
+                    id, kind, state, payload, headers, key, idempotency_key, priority, due_at, execute_at,
+                    created_at, attempt, interruptions, errors, node, lease_token, finished_at)
+                select g.id, g.kind, 'cancelled', case when pg_column_size(g.payload) <= 4096 then g.payload end,
+                       g.headers, g.key, g.idempotency_key, g.priority, coalesce(g.due_at, g.execute_at),
+                       g.execute_at, g.created_at, g.attempt, g.interruptions, g.errors, null, 0, delayq.clock()
+                  from gone g
+            ), asked as (
+                update delayq.tasks t set cancel_requested = true
+                 where t.id = any(v_left) and t.state = 'running' returning t.id
+            ), withdrawn as (
+                update delayq.tasks t set next = null
+                 where t.next is not null and (t.next ->> 'id')::bigint = any(v_left)
+                   and not t.id = any(v_left)
+                returning t.*, (select old.next from delayq.tasks old where old.id = t.id) as next_was
+            ), withdrawn_archived as (
+                insert into delayq.task_history (
+                    id, kind, state, payload, headers, key, idempotency_key, priority, due_at, execute_at,
+                    created_at, attempt, interruptions, errors, node, lease_token, finished_at)
+                select (w.next_was ->> 'id')::bigint, w.kind, 'cancelled',
+                       case when pg_column_size(w.next_was -> 'payload') <= 4096 then w.next_was -> 'payload' end,
+                       w.next_was -> 'headers', w.key, w.next_was ->> 'idempotency_key',
+                       (w.next_was ->> 'priority')::smallint,
+                       delayq.instant((w.next_was ->> 'execute_at_us')::bigint),
+                       delayq.instant((w.next_was ->> 'execute_at_us')::bigint),
+                       delayq.instant((w.next_was ->> 'created_at_us')::bigint), 0, 0, '[]', null, 0, delayq.clock()
+                  from withdrawn w
+            )
+            select g.id, 'cancelled' as answer from gone g
+            union all select a.id, 'cancel_requested' from asked a
+            union all select (w.next_was ->> 'id')::bigint, 'cancelled' from withdrawn w
+        loop
+            v_answered := v_answered || v_row.id;
+            if v_row.answer = 'cancel_requested' then
+                perform delayq.notify('cancel ' || v_row.id);
+            end if;
+            id := v_row.id; answer := v_row.answer;
+            return next;
+        end loop;
+        v_left := array(select i from unnest(v_left) as i where not i = any(v_answered));
+        exit when v_left = '{}';
+
+        -- those that nobody answered for: where are they, in one fresh snapshot?
+        v_answered := '{}';
+        for v_row in
+            select i as id, f.place from unnest(v_left) as i left join lateral delayq.find(i) f on true
+        loop
+            if v_row.place is null or v_row.place in ('dead_tasks', 'task_history') then
+                perform delayq.refuse_old_snapshot(v_row.id, null, null);
+                id := v_row.id;
+                answer := case when v_row.place is null then 'not_found' else 'already_finished' end;
+                v_answered := v_answered || v_row.id;
+                return next;
+            end if;
+        end loop;
+        v_left := array(select i from unnest(v_left) as i where not i = any(v_answered));
+        exit when v_left = '{}';
+    end loop;
+    if v_left <> '{}' then
+        raise exception 'the task moves faster than it can be looked at' using errcode = '40001';
+    end if;
+end $$;
+
+-- Cancel by id, or by kind and key: then a running holder is asked to end and its waiting
+-- successor is removed.
+create function delayq.cancel(id bigint default null, kind text default null, key text default null) returns text
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+    v_id bigint;
+    v_next bigint;
+    v_answer text;
+    v_finished boolean;
+begin
+    perform delayq.check_reference(cancel.id, cancel.kind, cancel.key);
+    if cancel.id is not null then
+        return (select c.answer from delayq.cancel_many(array[cancel.id]) c);
+    end if;
+    for v_round in 1 .. 1000 loop
+        select t.id, (t.next ->> 'id')::bigint into v_id, v_next from delayq.tasks t
+         where t.kind = cancel.kind and t.key = cancel.key for update;
+        if not found then
+            -- the lock above may have waited for a holder that left; its successor is seen only now
+            select t.id into v_id from delayq.tasks t where t.kind = cancel.kind and t.key = cancel.key;
+            continue when found;
+            perform delayq.refuse_old_snapshot(null, cancel.kind, cancel.key);
+            return 'not_found';
+        end if;
+        if v_next is not null then
+            perform delayq.cancel_many(array[v_next]);
+        end if;
+        return (select c.answer from delayq.cancel_many(array[v_id]) c);
+    end loop;
+    raise exception 'the key changes hands faster than it can be looked at' using errcode = '40001';
+end $$;
+
+create function delayq.check_reference(p_id bigint, p_kind text, p_key text) returns void
+    language plpgsql immutable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if (p_id is null) = (p_kind is null or p_key is null) then
+        raise exception 'name the task by id, or by kind and key' using errcode = '22023';
+    end if;
+end $$;
+
+-- Move a pending task (also one that waits for a retry, or behind a running one) to another
+-- instant. `moved`; `retry_moved` (its failed attempts still count); `running`;
+-- `already_finished`; `dead`; `not_found`; `locked` (only with p_wait false).
+create function delayq.reschedule_many(
+    p_ids bigint[], p_delays_us bigint[], p_execute_at_us bigint[], p_wait boolean default true)
+    returns table (id bigint, answer text, execute_at_us bigint)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+    v_left bigint[] := array(select distinct i from unnest(p_ids) as i order by i);
+    v_answered bigint[];
+    v_locked bigint[];
+    v_row record;
+begin
+    for v_round in 1 .. 1000 loop
+        if p_wait then
+            perform 1 from delayq.tasks t
+             where t.id = any(v_left)
+                or (t.next is not null and (t.next ->> 'id')::bigint = any(v_left)) order by t.id for update;
+        else
+            v_answered := array(select t.id from delayq.tasks t where t.id = any(v_left) order by t.id
+                                for update skip locked);
+            v_locked := array(select i from unnest(v_left) as i where not i = any(v_answered) and delayq.live(i));
+            return query select i, 'locked'::text, null::bigint from unnest(v_locked) as i;
+            v_left := array(select i from unnest(v_left) as i where not i = any(v_locked));
+        end if;
+
+        v_answered := '{}';
+        for v_row in
+            with asked as (
+                select distinct on (a.id) a.id,
+                       case when a.delay_us is not null then delayq.clock() + a.delay_us * interval '1 microsecond'
+                            else delayq.instant(a.at_us) end as at
+                  from unnest(p_ids, p_delays_us, p_execute_at_us) with ordinality as a(id, delay_us, at_us, nr)
+                 where a.id = any(v_left) order by a.id, a.nr desc
+            ), moved as (
+                update delayq.tasks t set execute_at = a.at, due_at = a.at from asked a
+                 where t.id = a.id and t.state = 'pending'
+                returning t.id, t.attempt, t.execute_at, t.priority, t.kind
+            ), moved_next as (
+                update delayq.tasks t
+                   set next = t.next || jsonb_build_object('execute_at_us', delayq.micros(a.at))
+                  from asked a where t.next is not null and (t.next ->> 'id')::bigint = a.id
+                returning a.id, a.at
+            ), hinted as (
+                select delayq.hint(array_agg(m.id), array_agg(m.execute_at), array_agg(m.priority), array_agg(m.kind))
+                  from moved m having count(*) > 0
+            )
+            select m.id, case when m.attempt > 0 then 'retry_moved' else 'moved' end as answer,
+                   m.execute_at as at
+              from moved m where (select count(*) from hinted) >= 0
+            union all select n.id, 'moved', n.at from moved_next n
+        loop
+            v_answered := v_answered || v_row.id;
+            id := v_row.id; answer := v_row.answer; execute_at_us := delayq.micros(v_row.at);
+            return next;
+        end loop;
+        v_left := array(select i from unnest(v_left) as i where not i = any(v_answered));
+        exit when v_left = '{}';
+
+        v_answered := '{}';
+        for v_row in
+            select i as id, f.place, f.state, f.execute_at_us as at_us
+              from unnest(v_left) as i left join lateral delayq.find(i) f on true
+        loop
+            continue when v_row.state = 'pending';       -- it moved meanwhile: start over
+            perform delayq.refuse_old_snapshot(v_row.id, null, null);
+            id := v_row.id;
+            execute_at_us := v_row.at_us;
+            answer := case when v_row.place is null then 'not_found' when v_row.state = 'running' then 'running'
+                           when v_row.place = 'dead_tasks' then 'dead' else 'already_finished' end;
+            v_answered := v_answered || v_row.id;
+            return next;
+        end loop;
+        v_left := array(select i from unnest(v_left) as i where not i = any(v_answered));
+        exit when v_left = '{}';
+    end loop;
+    if v_left <> '{}' then
+        raise exception 'the task moves faster than it can be looked at' using errcode = '40001';
+    end if;
+end $$;
+
+-- The live task that holds a key, or null; locks it, so that what follows is about this one.
+create function delayq.lock_key(p_kind text, p_key text) returns bigint
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+declare
+    v_id bigint;
+begin
+    for v_round in 1 .. 1000 loop
+        select t.id into v_id from delayq.tasks t where t.kind = p_kind and t.key = p_key for update;
+        if found then
+            return v_id;
+        end if;
+        perform 1 from delayq.tasks t where t.kind = p_kind and t.key = p_key;
+        if not found then
+            perform delayq.refuse_old_snapshot(null, p_kind, p_key);
+            return null;
+        end if;
+    end loop;
+    raise exception 'the key changes hands faster than it can be looked at' using errcode = '40001';
+end $$;
+
+create function delayq.reschedule(
+    id bigint default null, kind text default null, key text default null,
+    delay interval default null, at timestamptz default null)
+    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_id bigint := reschedule.id;
+begin
+    perform delayq.check_reference(reschedule.id, reschedule.kind, reschedule.key);
+    if (delay is null) = (at is null) then
+        raise exception 'give delay or at' using errcode = '22023';
+    end if;
+    if extract(epoch from delay) < 0 then
+        raise exception 'delay must not be negative' using errcode = '22023';
+    end if;
+    if v_id is null then
+        v_id := delayq.lock_key(reschedule.kind, reschedule.key);
+        if v_id is null then
+            return 'not_found';
+        end if;
+    end if;
+    return (select r.answer from delayq.reschedule_many(
+        array[v_id], array[(extract(epoch from delay) * 1000000)::bigint], array[delayq.micros(at)]) r);
+end $$;
+
+create function delayq.run_now(id bigint default null, kind text default null, key text default null) returns text
+    language sql security definer set search_path = pg_catalog, pg_temp
+as $$
+    select delayq.reschedule(run_now.id, run_now.kind, run_now.key, delay => interval '0')
+$$;
+
+create function delayq.run_now_many(p_ids bigint[]) returns table (id bigint, answer text)
+    language sql security definer set search_path = pg_catalog, pg_temp
+as $$
+    select r.id, r.answer from delayq.reschedule_many(
+        p_ids, array_fill(0::bigint, array[cardinality(p_ids)]), array_fill(null::bigint, array[cardinality(p_ids)])) r
+$$;
+
+-- Bring dead tasks back, under the same id, with all their attempts. `revived`; `key_taken` (a
+-- live task holds the key); `live`; `already_finished`; `not_found`. Spread over `p_spread` from
+-- now on, so that ten thousand do not arrive in one instant.
+create function delayq.revive_many(p_ids bigint[], p_spread interval default '0')
+    returns table (id bigint, answer text)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+    v_dead delayq.dead_tasks;
+    v_id bigint;
+    v_at timestamptz;
+begin
+    for v_id in select distinct i from unnest(p_ids) as i order by i loop
+        answer := null;
+        while answer is null loop
+            select * into v_dead from delayq.dead_tasks d where d.id = v_id for update;
+            answer := case when found then 'revived' else delayq.not_dead(v_id) end;
+        end loop;
+        if answer = 'revived' then
+            v_at := delayq.clock() + random() * p_spread;
+            insert into delayq.tasks (id, kind, payload, headers, key, idempotency_key, priority, due_at, execute_at,
+                                      misfire_grace_ms, timeout_ms, max_attempts, errors, created_at)
+            overriding system value
+            values (v_dead.id, v_dead.kind, v_dead.payload, v_dead.headers, v_dead.key, v_dead.idempotency_key,
+                    v_dead.priority, v_at, v_at, v_dead.misfire_grace_ms, v_dead.timeout_ms, v_dead.max_attempts,
+                    v_dead.errors, v_dead.created_at)
+            on conflict (kind, key) where key is not null do nothing;
+            if found then
+                delete from delayq.dead_tasks d where d.id = v_id;
+            else
+                answer := 'key_taken';
+            end if;
+        end if;
+        id := v_id;
+        return next;
+    end loop;
+end $$;
+
+-- Why a task is not among the dead: `live`, `already_finished`, `not_found`. Null: it is, by now.
+create function delayq.not_dead(p_id bigint) returns text
+    language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_place text := (select f.place from delayq.find(p_id) f);
+begin
+    if v_place = 'dead_tasks' then
+        return null;
+    end if;
+    perform delayq.refuse_old_snapshot(p_id, null, null);
+    return case v_place when 'tasks' then 'live' when 'follow_up' then 'live'
+                        when 'task_history' then 'already_finished' else 'not_found' end;
+end $$;
+
+create function delayq.revive(id bigint) returns text
+    language sql security definer set search_path = pg_catalog, pg_temp
+as $$ select r.answer from delayq.revive_many(array[revive.id]) r $$;
+
+-- Remove dead tasks for good. `discarded`; `live`; `already_finished`; `not_found`.
+create function delayq.discard_many(p_ids bigint[]) returns table (id bigint, answer text)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+    v_id bigint;
+begin
+    for v_id in select distinct i from unnest(p_ids) as i order by i loop
+        answer := null;
+        while answer is null loop
+            delete from delayq.dead_tasks d where d.id = v_id;
+            answer := case when found then 'discarded' else delayq.not_dead(v_id) end;
+        end loop;
+        id := v_id;
+        return next;
+    end loop;
+end $$;
+
+create function delayq.discard(id bigint) returns text
+    language sql security definer set search_path = pg_catalog, pg_temp
+as $$ select d.answer from delayq.discard_many(array[discard.id]) d $$;

@@ -1,0 +1,4 @@
+-- End the database sessions of a buried node: a frozen client can hold row locks for hours.
+select pg_terminate_backend(pid)
+  from pg_stat_activity
+ where application_name = 'delayq/' || $1::bigint and pid <> pg_backend_pid()

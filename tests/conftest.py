@@ -1,0 +1,237 @@
+"""One PostgreSQL server for the whole run, one template database per worker, one copy per test.
+
+The server is delayq's own embedded one (the wheel's binaries, else the system's) with fsync off,
+in a temporary folder that the workers share. DELAYQ_TEST_PG_BIN names other binaries to start
+(a folder with initdb and postgres), DELAYQ_TEST_DSN a running server to use instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from loguru import logger
+
+from delayq.database import Database, parse_dsn
+from delayq.embedded import PrivateServer, find_binaries
+from delayq.migrate import migrate
+from delayq.settings import PREFIX, Settings, load_settings
+from tests.helpers import Server, connected, create_database, drop_database
+
+if TYPE_CHECKING:
+    from loguru import Message
+
+    from delayq.database import Connection
+
+TEST_DSN = "DELAYQ_TEST_DSN"
+TEST_PG_BIN = "DELAYQ_TEST_PG_BIN"
+FOLDER = "TESTS_OF_DELAYQ_FOLDER"
+FOLDER_PREFIX = "delayq-tests-"
+SERVER_OPTIONS = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "max_prepared_transactions": "10",
+}
+MEMORY_WANTED = 4 * 2**30
+# The shortest intervals that the settings allow, so that tests of many beats stay short.
+SHORT: dict[str, Any] = {
+    "beat_interval_s": 0.75,
+    "lease_ttl_s": 3.0,
+    "sweep_interval_s": 0.5,
+    "understudy_delay_ms": 500,
+}
+_numbers = itertools.count(1)
+
+
+# --- what runs, and what did not ------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the tests marked slow or more")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or os.environ.get(TEST_DSN):
+        return
+    parent = _fast_disk()
+    _remove_what_killed_runs_left(parent)
+    # Workers inherit the environment, and with it the folder of the server that they share.
+    folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent)
+    os.environ[FOLDER] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def _fast_disk() -> Path:
+    """Memory if there is plenty of it: copying a database takes a third of the time there."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > MEMORY_WANTED
+    return memory if roomy and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def _remove_what_killed_runs_left(parent: Path) -> None:
+    for folder in parent.glob(f"{FOLDER_PREFIX}*"):
+        pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except (PermissionError, ValueError):
+            continue
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    later = [item for item in items if item.get_closest_marker("slow") or _is_more(item)]
+    if later:
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if item not in later]
+
+
+def _is_more(item: pytest.Item) -> bool:
+    return item.get_closest_marker("more") is not None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)]
+    missing = Counter(why.split("absent: ", 1)[1] for why in reasons if "absent: " in why)
+    for what, tests in sorted(missing.items()):
+        terminalreporter.write_line(f"ABSENT  {what}: {tests} tests did not run")
+
+
+# --- no test reads the settings of whoever runs it -----------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith((PREFIX, "PG")):
+            monkeypatch.delenv(name)
+    monkeypatch.setitem(Settings.model_config, "env_file", None)
+
+
+# --- the server -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def server(worker_id: str) -> Iterator[Server]:
+    """The running server, with a migrated template database."""
+    template = f"template_{worker_id}_{secrets.token_hex(3)}"
+    with _running_server() as dsn:
+        server = asyncio.run(_with_template(dsn, template))
+        yield server
+        asyncio.run(drop_database(server, template))
+
+
+@contextmanager
+def _running_server() -> Iterator[str]:
+    if dsn := os.environ.get(TEST_DSN):
+        yield dsn
+        return
+    chosen = os.environ.get(TEST_PG_BIN)
+    # Whoever names the same folder shares one server: it is counted by file locks.
+    binaries = find_binaries(Path(chosen) if chosen else None, allow_system=True)
+    with PrivateServer(os.environ[FOLDER], _options(binaries), pg_bin=binaries) as server:
+        yield server.dsn
+
+
+def _options(binaries: Path) -> dict[str, str]:
+    libraries = binaries.parent.glob("lib/**/pg_stat_statements.*")
+    if any(path.suffix in (".so", ".dylib") for path in libraries):
+        return SERVER_OPTIONS | {"shared_preload_libraries": "pg_stat_statements"}
+    return SERVER_OPTIONS
+
+
+async def _with_template(dsn: str, template: str) -> Server:
+    async with connected(dsn) as admin:
+        version = admin.get_server_version().major
+    server = Server(dsn, template, version)
+    await create_database(server, template)
+    async with connected(server.dsn_of(template)) as conn:
+        await migrate(conn)
+    return server
+
+
+# --- one database for each test ---------------------------------------------------------------
+
+
+@pytest.fixture
+async def dsn(server: Server) -> AsyncIterator[str]:
+    """The DSN of a migrated database that this test has to itself."""
+    async with _database(server, server.template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def empty_dsn(server: Server) -> AsyncIterator[str]:
+    """The DSN of a database without a schema."""
+    async with _database(server, None) as dsn:
+        yield dsn
+
+
+@asynccontextmanager
+async def _database(server: Server, template: str | None) -> AsyncIterator[str]:
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    await create_database(server, name, template)
+    yield server.dsn_of(name)
+    await drop_database(server, name)
+
+
+@pytest.fixture
+async def conn(dsn: str) -> AsyncIterator[Connection]:
+    """A plain connection to this test's database."""
+    async with connected(dsn) as conn:
+        yield conn
+
+
+@pytest.fixture
+def settings(dsn: str) -> Settings:
+    """Settings with short intervals, for this test's database."""
+    return load_settings(dsn=dsn, embedded=False, **SHORT)
+
+
+@pytest.fixture
+def database(dsn: str, settings: Settings) -> Database:
+    """delayq's own view of this test's database."""
+    return Database(parse_dsn(dsn), settings)
+
+
+# --- what was logged -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One event that was logged: its name, its fields, and all of it as text."""
+
+    level: str
+    event: str
+    fields: dict[str, Any]
+    text: str
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Logged]]:
+    """Everything that is logged during the test, at every level."""
+    events: list[Logged] = []
+
+    def take(message: Message) -> None:
+        record = message.record
+        text = f"{message} {record['extra']} {record['exception']}"
+        events.append(Logged(record["level"].name, record["message"], record["extra"], text))
+
+    sink = logger.add(take, level=0, diagnose=True, backtrace=True)
+    yield events
+    logger.remove(sink)
