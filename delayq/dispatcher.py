@@ -48,6 +48,7 @@ _AHEAD_MOST_US: Final = 5_000
 _REARM_FIRST_US: Final = 10_000
 _RETRY_S: Final = 0.2
 _READY_LOW: Final = 1_000
+_GONE_MOST: Final = 100_000
 
 Rearm = Callable[[Timer, bool], None]
 """Arms a timer; True: here, whatever this node's rank."""
@@ -89,12 +90,17 @@ class Dispatcher:
         self._terms = _terms(self._handlers)
         self.held: set[int] = set()
         """ids from the moment they are due until they are settled or forgotten"""
+        self.gone: set[int] = set()
+        """ids that left `held` since the timer manager last began to read a page"""
         self._wake = asyncio.Event()
         self._looks: deque[tuple[Timer, bool]] = deque()  # (timer, for the understudy)
         self._look_wake = asyncio.Event()
         self._tries: dict[int, int] = {}
         self._gate: list[tuple[int, int, Lease]] = []
         self._gate_alarm = Alarm(database_clock, self._open_gate)
+        self._stuck_at = 0
+        self._queued_since_us = 0
+        self._starving = False
         self._rate_mark = (0, 0)
         self._rate_us = 0.0  # finished handlers a microsecond
         self._stopped = False
@@ -121,13 +127,15 @@ class Dispatcher:
 
     def over(self, lease: Lease) -> None:
         """A lease has ended without a settlement of ours."""
+        self._note_gone([lease.id])
         self._forget(lease.id, lease.kind)
 
     def settled(self, ends: Sequence[tuple[Lease, Settled | None]]) -> None:
         """Settlements are durable; those that are pending again are armed anew."""
-        discard = self.held.discard
+        ended = [lease.id for lease, _ in ends]
+        self.held.difference_update(ended)
+        self._note_gone(ended)
         for lease, answer in ends:
-            discard(lease.id)
             if answer is not None and answer.execute_at_us is not None:
                 self._rearm(Timer(lease.id, answer.execute_at_us, lease.kind, lease.priority), False)
         if self.admission.limited:
@@ -138,7 +146,8 @@ class Dispatcher:
 
     def wake(self) -> None:
         """A worker is free; called after every task, so it does next to nothing."""
-        if self.ready.takeable and not self._wake.is_set():
+        if self._starving:
+            self._starving = False
             self._wake.set()
 
     @property
@@ -195,7 +204,9 @@ class Dispatcher:
         if self.ready.takeable and not self._may_fire():
             await asyncio.sleep(_RETRY_S)
             return
+        self._starving = self.ready.takeable > 0
         await self._wake.wait()
+        self._starving = False
 
     def _capacity(self) -> int:
         if self._stopped:
@@ -232,17 +243,17 @@ class Dispatcher:
 
     def _start(self, rows: Sequence[asyncpg.Record]) -> None:
         handlers, executor = self._handlers, self._executor
-        leases = [Lease(tuple(row), handlers[row[2]], executor) for row in rows]
+        leases = [Lease(row, handlers[row[2]], executor) for row in rows]
         if self._stopped:
             self._give_back(leases)
             return
+        if self._tries:
+            for lease in leases:
+                self._tries.pop(lease.id, None)
+        if not self._pool.queued:
+            self._queued_since_us = self._clock.monotonic_us()
         now_us = self._database_clock.now_us()
-        mono_us = self._clock.monotonic_us()
-        tries = self._tries
         for lease in leases:
-            if tries:
-                tries.pop(lease.id, None)
-            lease.handed_us = mono_us
             if lease.execute_us > now_us:
                 heappush(self._gate, (lease.execute_us, lease.id, lease))
             else:
@@ -255,17 +266,15 @@ class Dispatcher:
             self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
 
     def release_stuck(self) -> None:
-        """Give back leased tasks that wait behind handlers which turned out to be slow."""
+        """Give back leased tasks that wait while no handler ends."""
         if not self._pool.queued:
             return
-        waiting = self._pool.withdraw()
-        mono_us = self._clock.monotonic_us()
-        if mono_us - waiting[0].handed_us < _STUCK_US:
-            for lease in waiting:
-                self._pool.submit(lease)
-            return
-        self._rate_us = 0.0
-        self._give_back(waiting)
+        finished, mono_us = self._pool.finished, self._clock.monotonic_us()
+        if finished != self._stuck_at:
+            self._stuck_at, self._queued_since_us = finished, mono_us
+        elif mono_us - self._queued_since_us >= _STUCK_US:
+            self._rate_us = 0.0
+            self._give_back(self._pool.withdraw())
 
     # --- the start at T ------------------------------------------------------------------------
 
@@ -392,6 +401,11 @@ class Dispatcher:
         self._forget(timer.id, timer.kind)
         at_us = self._database_clock.now_us() + wait_us
         self._rearm(Timer(timer.id, at_us, timer.kind, timer.priority), True)
+
+    def _note_gone(self, task_ids: list[int]) -> None:
+        if len(self.gone) > _GONE_MOST:  # nobody has read a page for long
+            self.gone.clear()
+        self.gone.update(task_ids)
 
     def _forget(self, task_id: int, kind: str) -> None:
         self.held.discard(task_id)

@@ -116,20 +116,21 @@ class Executor:
 
     # --- one attempt -------------------------------------------------------------------------
 
-    async def run(self, lease: Lease) -> None:
+    async def run(self, lease: Lease, task: asyncio.Task[None]) -> None:
         """Run the handler and hand its outcome to the settler. Raises nothing of the handler's."""
         if self._stopping is not None:
             self._end_unstarted(lease)
             return
+        handler = lease.handler
         now_us = self._database_clock.now_us()
-        lateness_us = now_us - lease.execute_us
         if lease.misfire_grace_ms is not None and self._missed(lease, now_us):
             return
-        lease.lateness_us = max(0, lateness_us)
-        lease.runner = asyncio.current_task()
-        if lease.timeout_ms is not None:
-            lease.deadline_us = now_us + lease.timeout_ms * 1000
-            lease.deadline_mono_us = self._clock.monotonic_us() + lease.timeout_ms * 1000
+        lease.lateness_us = max(0, now_us - lease.execute_us)
+        lease.runner = task
+        timeout_ms = lease.timeout_ms
+        if timeout_ms is not None:
+            lease.deadline_us = now_us + timeout_ms * 1000
+            lease.deadline_mono_us = self._clock.monotonic_us() + timeout_ms * 1000
         running = self.running
         running[lease.id] = lease
         if len(running) == 1:
@@ -139,7 +140,17 @@ class Executor:
         failure: BaseException | None = None
         result: object = None
         try:
-            result = await self._call(lease)
+            payload = lease.payload
+            if payload is None:
+                payload = await self._fetch_payload(lease)
+            arguments = handler.decode(payload)
+            if not handler.is_async:
+                call = partial(handler.invoke, Context(lease), arguments)
+                result = await self._threads.submit(call)
+            elif handler.wants_context:
+                result = await handler.function(Context(lease), **arguments)  # type: ignore[misc]
+            else:
+                result = await handler.function(**arguments)  # type: ignore[misc]
         except BaseException as error:  # noqa: BLE001 - whatever it raised is its outcome
             failure = error
         # no await from here on, until nobody can find the lease any more
@@ -155,19 +166,6 @@ class Executor:
             self._failed(lease, result if failure is None else failure)
         if self._settler.full:
             await self._settler.room()
-
-    async def _call(self, lease: Lease) -> object:
-        handler = lease.handler
-        payload = lease.payload
-        if payload is None:
-            payload = await self._fetch_payload(lease)
-        arguments = handler.decode(payload)
-        if handler.is_async:
-            if handler.wants_context:
-                return await handler.function(Context(lease), **arguments)  # type: ignore[misc]
-            return await handler.function(**arguments)  # type: ignore[misc]
-        call = partial(handler.invoke, Context(lease), arguments)
-        return await self._threads.submit(call)
 
     async def _fetch_payload(self, lease: Lease) -> str:
         payload = await self._store.payload(lease.id, lease.token)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 class _Seen:
     expires_at_us: int
     since_us: int
+    ttl_us: int
 
 
 class Judge:
@@ -34,18 +35,27 @@ class Judge:
         self._last_good_us: int | None = None
         self._peers: dict[int, _Seen] = {}
 
-    def observe(self, now_us: int, beat_ok: bool, peers: Mapping[int, int]) -> None:
+    def observe(
+        self,
+        now_us: int,
+        beat_ok: bool,
+        peers: Mapping[int, int],
+        ttls_us: Mapping[int, int] | None = None,
+    ) -> None:
         """Note how an own beat ended, and what it read of the other nodes.
 
         `peers` maps incarnations to `expires_at` as read (ignored if the beat failed); those
-        that are gone from it are forgotten. A failed beat restarts every count.
+        that are gone from it are forgotten. `ttls_us` are their own TTLs: one that beats more
+        slowly than this node (a rolling change of the setting) is given its own time. A failed
+        beat restarts every count.
         """
         if not beat_ok:
             self._peers.clear()
             return
         known = self._peers if self._fresh(now_us) else {}
         self._peers = {
-            peer: _unchanged(known.get(peer), expires_at_us) or _Seen(expires_at_us, now_us)
+            peer: _unchanged(known.get(peer), expires_at_us)
+            or _Seen(expires_at_us, now_us, max(self._ttl_us, (ttls_us or {}).get(peer, 0)))
             for peer, expires_at_us in peers.items()
         }
         self._last_good_us = now_us
@@ -67,7 +77,7 @@ class Judge:
         """
         return min(
             (
-                seen.since_us + self._ttl_us
+                seen.since_us + seen.ttl_us
                 for seen in self._peers.values()
                 if not self._silent(seen)
             ),
@@ -80,7 +90,7 @@ class Judge:
 
     def _silent(self, seen: _Seen) -> bool:
         last = self._last_good_us
-        return last is not None and last - seen.since_us >= self._ttl_us
+        return last is not None and last - seen.since_us >= seen.ttl_us
 
 
 def _unchanged(seen: _Seen | None, expires_at_us: int) -> _Seen | None:

@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import asyncpg
+
     from delayq.bridge import AnyConnection
     from delayq.handlers import AnyHandler
 
@@ -52,80 +54,91 @@ class Interruption(StrEnum):
 class Lease:
     """What the lease statement returned, and what happens to it here. Instants by the database.
 
-    It is the `Attempt` that a handler's context speaks to.
+    It is the `Attempt` that a handler's context speaks to. One is made for every task, so the
+    columns that few tasks need are read from the row when somebody asks.
     """
 
     __slots__ = (
-        "attempt",
+        "_row",
         "cancel_requested",
         "deadline_mono_us",
         "deadline_us",
-        "due_us",
         "effect_committed",
         "effect_entered",
         "execute_us",
-        "handed_us",
         "handler",
-        "headers_json",
         "home",
         "id",
-        "idempotency_key",
         "interruption",
         "kind",
         "lateness_us",
-        "max_attempts",
-        "misfire_grace_ms",
-        "never_leased",
         "payload",
-        "priority",
         "runner",
-        "timeout_ms",
         "token",
     )
 
-    def __init__(
-        self,
-        row: tuple[
-            int, int, str, str | None, int, int, int, int | None, int | None, bool | None,
-            int | None, str | None, str | None, int,
-        ],
-        handler: AnyHandler,
-        home: Home,
-    ) -> None:  # fmt: skip
-        (
-            self.id,
-            self.token,
-            self.kind,
-            self.payload,
-            self.attempt,
-            self.max_attempts,
-            self.execute_us,
-            due_us,
-            timeout_ms,
-            self.never_leased,
-            misfire_grace_ms,
-            self.headers_json,
-            self.idempotency_key,
-            self.priority,
-        ) = row
-        self.due_us: int = self.execute_us if due_us is None else due_us
+    def __init__(self, row: asyncpg.Record, handler: AnyHandler, home: Home) -> None:
+        self._row = row
+        self.id: int = row[0]
+        self.token: int = row[1]
+        self.kind: str = row[2]
+        self.payload: str | None = row[3]
+        self.execute_us: int = row[4]
         self.handler = handler
         self.home = home
-        self.timeout_ms: int | None = (
-            handler.policy.timeout_ms if timeout_ms is None else timeout_ms
-        )
-        self.misfire_grace_ms: int | None = (
-            handler.policy.misfire_grace_ms if misfire_grace_ms is None else misfire_grace_ms
-        )
         self.lateness_us: int | None = None
         self.deadline_us: int | None = None
         self.deadline_mono_us: int | None = None
-        self.handed_us = 0
         self.runner: asyncio.Task[None] | None = None
         self.interruption: Interruption | None = None
         self.cancel_requested = False
         self.effect_entered = False
         self.effect_committed = False
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """The task's own time-out, else the handler's."""
+        timeout_ms: int | None = self._row[5]
+        return self.handler.policy.timeout_ms if timeout_ms is None else timeout_ms
+
+    @property
+    def misfire_grace_ms(self) -> int | None:
+        """The task's own grace, else the handler's."""
+        grace_ms: int | None = self._row[6]
+        return self.handler.policy.misfire_grace_ms if grace_ms is None else grace_ms
+
+    @property
+    def never_leased(self) -> bool:
+        """True at the first lease; known only for tasks with a grace."""
+        return bool(self._row["never_leased"])
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1."""
+        return int(self._row["attempt"])
+
+    @property
+    def due_us(self) -> int:
+        """When the task was asked to run."""
+        due_us: int | None = self._row["due_at"]
+        return self.execute_us if due_us is None else due_us
+
+    @property
+    def headers_json(self) -> str | None:
+        """Its headers as JSON; None if it has none."""
+        headers: str | None = self._row["headers"]
+        return headers
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """The caller's name for its one effect."""
+        key: str | None = self._row["idempotency_key"]
+        return key
+
+    @property
+    def priority(self) -> int:
+        """Higher first."""
+        return int(self._row["priority"])
 
     @property
     def node(self) -> int:

@@ -188,7 +188,8 @@ class Membership:
             for node in nodes
             if node["id"] != self._incarnation and node["state"] != NodeState.DEAD
         }
-        self._judge.observe(self._clock.boottime_us(), beat_ok=True, peers=peers)
+        ttls_us = {node["id"]: node["ttl_ms"] * 1000 for node in nodes}
+        self._judge.observe(self._clock.boottime_us(), True, peers, ttls_us)
         self._tell(self._witnesses.news, news)
         await self._bury(connection, peers)
 

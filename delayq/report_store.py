@@ -97,6 +97,10 @@ class ReportStore:
         """(kind, tasks) of the dead tasks, `limit` counted at the most."""
         return await self._fetch("stats_dead", limit)
 
+    async def dead_ids(self, kind: str, after: int, limit: int) -> list[int]:
+        """A page of ids of dead tasks of a kind, in order."""
+        return [row["id"] for row in await self._fetch("dead_ids", kind, after, limit)]
+
     async def nodes(self, limit: int) -> list[asyncpg.Record]:
         """Every node, with its counters as JSON text."""
         return await self._fetch("stats_nodes", limit)

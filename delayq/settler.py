@@ -62,6 +62,7 @@ class Settler:
         self._empty = asyncio.Event()
         self._empty.set()
         self._in_flight = 0
+        self._noted = False  # the loop knows that there is work; spares the hot path the events
         self._resent = False  # the last statement had to be sent more than once
 
     def __len__(self) -> int:
@@ -70,7 +71,8 @@ class Settler:
     def succeeded(self, lease: Lease) -> None:
         """The hot path: the handler returned."""
         self._succeeded.append(lease)
-        self._note()
+        if not self._noted or len(self._succeeded) > _QUEUE_LIMIT:
+            self._note()
 
     def settle(self, settlement: Settlement) -> None:
         """Any other end of an attempt."""
@@ -104,6 +106,7 @@ class Settler:
     # --- the queue -------------------------------------------------------------------------
 
     def _note(self) -> None:
+        self._noted = True
         self._work.set()
         self._empty.clear()
         if len(self._succeeded) + len(self._others) > _QUEUE_LIMIT:
@@ -118,6 +121,7 @@ class Settler:
     async def _wait_for_work(self) -> None:
         if self._succeeded or self._others:
             return
+        self._noted = False
         self._work.clear()
         if not self._locked:
             await self._work.wait()
@@ -146,20 +150,20 @@ class Settler:
     async def _settle_succeeded(self, leases: list[Lease]) -> None:
         ids = [lease.id for lease in leases]
         tokens = [lease.token for lease in leases]
-        lateness = [lease.lateness_us for lease in leases]
+        lateness = [lease.lateness_us or 0 for lease in leases]
         try:
-            rows = await self._insist(lambda: self._store.settle_succeeded(ids, tokens, lateness))
+            settled = await self._insist(
+                lambda: self._store.settle_succeeded(ids, tokens, lateness)
+            )
         except DelayQError:
-            # the general path splits and tells apart
+            settled = 0
+        if settled < len(leases):
+            # the general path tells apart what was settled, and splits what is refused
             await self._settle_others([Settlement(lease, Outcome.SUCCEEDED) for lease in leases])
             return
-        if len(rows) == len(leases):
-            self._counters.succeeded += len(leases)
-            self._in_flight -= len(leases)
-            self._on_settled([(lease, _SUCCEEDED) for lease in leases])
-            return
-        answers = {row[0]: Settled(*row) for row in rows}
-        await self._account([Settlement(lease, Outcome.SUCCEEDED) for lease in leases], answers)
+        self._counters.succeeded += settled
+        self._in_flight -= settled
+        self._on_settled([(lease, _SUCCEEDED) for lease in leases])
 
     async def _settle_others(self, batch: list[Settlement]) -> None:
         try:

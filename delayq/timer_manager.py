@@ -76,7 +76,8 @@ class TimerManager:
         self._server_changed = False
         self._overdue_left = False
         self._stopped = False
-        database_clock.on_step.append(self._on_step)
+        self._loop = asyncio.get_running_loop()
+        database_clock.on_step.append(self._hear_step)
 
     # --- arming ------------------------------------------------------------------------------
 
@@ -160,7 +161,11 @@ class TimerManager:
             self._dispatcher.stand_in(timers)
         self._arm_standby()
 
-    def _on_step(self, _change_us: int) -> None:
+    def _hear_step(self, _change_us: int) -> None:
+        """Told in the thread of whoever observed, the beat's most likely."""
+        self._loop.call_soon_threadsafe(self._clock_stepped)
+
+    def _clock_stepped(self) -> None:
         """The database's clock was set: every wait was computed from the old one."""
         self._owned_alarm.clear()
         self._standby_alarm.clear()
@@ -288,8 +293,7 @@ class TimerManager:
         cursors = self._marks.cursors(now_us + self._horizon_us)
         while cursors.buckets and self._room() > self._page_rows:
             limit = max(8, self._page_rows // len(cursors.buckets))
-            page = await self._store.window(cursors, self._kinds, limit, None)
-            self._compare_server(page)
+            page = await self._page(cursors, limit, None)
             await self._hold(page.rows)
             cursors = self._marks.note(cursors, page, limit)
 
@@ -315,12 +319,18 @@ class TimerManager:
         first_xmin: int | None = None
         while cursors.buckets and (first_xmin is None or self._room() > self._page_rows):
             limit = max(8, self._page_rows // len(cursors.buckets))
-            page = await self._store.window(cursors, self._kinds, limit, newer_than)
-            self._compare_server(page)
+            page = await self._page(cursors, limit, newer_than)
             first_xmin = page.xmin if first_xmin is None else first_xmin
             await self._hold(page.rows)
             cursors = rest(cursors, page, limit)
         return first_xmin
+
+    async def _page(self, cursors: Cursors, limit: int, newer_than: int | None) -> Page:
+        # what ends while the page is read is still pending in its snapshot: not to be held again
+        self._dispatcher.gone.clear()
+        page = await self._store.window(cursors, self._kinds, limit, newer_than)
+        self._compare_server(page)
+        return page
 
     def _compare_server(self, page: Page) -> None:
         """Notice a restart, a recovery or a failover."""
@@ -339,17 +349,26 @@ class TimerManager:
         self._arm_standby()
 
     def _hold_some(self, rows: Sequence[tuple[int, int, int, str, int]]) -> None:
-        held, role_of = self._dispatcher.held, self.roles.role
+        held, gone, role_of = self._dispatcher.held, self._dispatcher.gone, self.roles.role
         owned, standby = self.owned.push, self.standby.push
         now_us = self._clock.now_us()
+        # what is due already goes straight on, as far as there is room
+        room = 0 if self._stopped else self._ready_limit - len(self._dispatcher.ready)
+        due: list[Timer] = []
         for task_id, bucket, at_us, kind, priority in rows:
-            if task_id in held:
+            if task_id in held or task_id in gone:
                 continue
             role = role_of(kind, bucket)
             if role is Role.OWNER:
-                owned(task_id, at_us, kind, priority)
+                if at_us <= now_us and len(due) < room and task_id not in self.owned:
+                    due.append(Timer(task_id, at_us, kind, priority))
+                else:
+                    owned(task_id, at_us, kind, priority)
             elif role is Role.UNDERSTUDY:
                 standby(task_id, at_us if at_us > now_us else now_us, kind, priority)
+
+        if due:
+            self._dispatcher.offer(due)
 
     async def _take_overdue(self, from_us: int) -> None:
         """Liveness and work stealing: overdue tasks that nobody fires, while workers are free."""

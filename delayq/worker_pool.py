@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -51,13 +52,13 @@ class _Worker:
 class WorkerPool(Generic[T]):
     """At most `max_workers` items run at once; `min_workers` stay when there is nothing to do.
 
-    `run(item)` handles one item and must not raise; if it does, `on_crash` is told and the
-    worker goes on. `on_free()` is called after each item: there may be room for another.
+    `run(item, task)` handles one item, inside the asyncio task that it is told (to be cancelled
+    from elsewhere), and must not raise; if it does, `on_crash` is told and the worker goes on. `on_free()` is called after each item: there may be room for another.
     """
 
     def __init__(
         self,
-        run: Callable[[T], Awaitable[None]],
+        run: Callable[[T, asyncio.Task[None]], Awaitable[None]],
         *,
         min_workers: int,
         max_workers: int,
@@ -166,7 +167,10 @@ class WorkerPool(Generic[T]):
         worker.task = asyncio.get_running_loop().create_task(self._work(worker))
 
     async def _work(self, worker: _Worker) -> None:
-        queue = self._queue
+        queue, copy_context = self._queue, contextvars.copy_context
+        clean = copy_context()
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a worker is a task
         try:
             # counted by whoever woke or launched it; `open` launches without counting
             self._waking = max(0, self._waking - 1)
@@ -184,7 +188,7 @@ class WorkerPool(Generic[T]):
                 if queue and not self._waking:
                     self._wake_one()
                 try:
-                    await self._run(item)
+                    await self._run(item, task)
                 except asyncio.CancelledError:
                     if self._closed:
                         raise
@@ -195,6 +199,8 @@ class WorkerPool(Generic[T]):
                     self._busy -= 1
                     self.finished += 1
                 self._on_free()
+                if copy_context() != clean:
+                    return  # the item left context variables behind: they end with this worker
                 in_a_row += 1
                 if in_a_row % _CHECK_EVERY == 0 and monotonic() > turn_ends:
                     await asyncio.sleep(0)
@@ -202,6 +208,8 @@ class WorkerPool(Generic[T]):
         finally:
             worker.state = WorkerState.STOPPED
             self._workers.discard(worker)
+            if queue and not self._closed and not self._waking:
+                self._wake_one()
             self._note_idle()
 
     async def _wait(self, worker: _Worker) -> bool:

@@ -102,6 +102,8 @@ async def wait_until_blocked(conn: Connection, who: int | str | None = None) -> 
     pid, query = (who, None) if isinstance(who, int) else (None, who)
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
+        # Inside a transaction the view shows what it showed at the first look.
+        await conn.execute("select pg_stat_clear_snapshot()")
         found = await conn.fetchval(_BLOCKED, pid, query)
         if found is not None:
             return int(found)

@@ -130,8 +130,11 @@ create table delayq.tasks (
 alter table delayq.tasks alter column payload set storage external;
 
 -- The window: read per bucket in this order. `kind` is a key column, since an INCLUDE column
--- filters only after the visit to the heap.
-create index tasks_window on delayq.tasks (bucket, execute_at, kind, id);
+-- filters only after the visit to the heap. `id + 0`, so that no search by ids can be matched to
+-- this index: when a queue ran empty, was vacuumed and then fills, the statistics say that the
+-- table has no rows, every index looks equally good, and a lease of 500 read this one from end to
+-- end 500 times (6 s instead of 5 ms, until the next ANALYZE).
+create index tasks_window on delayq.tasks (bucket, execute_at, kind, (id + 0));
 create unique index tasks_key on delayq.tasks (kind, key) where key is not null;
 -- Empty but for debounced tasks that run just now; a lease changes nothing in it.
 create index tasks_follow_up on delayq.tasks (((next ->> 'id')::bigint)) where next is not null;
@@ -225,5 +228,6 @@ create table delayq.nodes (
     state      text not null check (state in ('joining', 'active', 'draining', 'dead')),
     started_at timestamptz not null default delayq.clock(),
     expires_at timestamptz not null,
+    ttl_ms     bigint not null default 0,            -- its own: a judge with a shorter one must wait as long
     counters   jsonb not null default '{}'
 ) with (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);

@@ -271,8 +271,11 @@ begin
         -- the locks, in one order for everybody
         if p_wait then
             perform 1 from delayq.tasks t
-             where t.id = any(v_left)
-                or (t.next is not null and (t.next ->> 'id')::bigint = any(v_left)) order by t.id for update;
+             where t.id = any(array(select i from unnest(v_left) as i
+                                    union all
+                                    select h.id from delayq.tasks h
+                                     where h.next is not null and (h.next ->> 'id')::bigint = any(v_left)))
+             order by t.id for update;
         else
             v_answered := array(select t.id from delayq.tasks t where t.id = any(v_left) order by t.id
                                 for update skip locked);
@@ -413,8 +416,11 @@ begin
     for v_round in 1 .. 1000 loop
         if p_wait then
             perform 1 from delayq.tasks t
-             where t.id = any(v_left)
-                or (t.next is not null and (t.next ->> 'id')::bigint = any(v_left)) order by t.id for update;
+             where t.id = any(array(select i from unnest(v_left) as i
+                                    union all
+                                    select h.id from delayq.tasks h
+                                     where h.next is not null and (h.next ->> 'id')::bigint = any(v_left)))
+             order by t.id for update;
         else
             v_answered := array(select t.id from delayq.tasks t where t.id = any(v_left) order by t.id
                                 for update skip locked);
@@ -433,12 +439,14 @@ begin
                  where a.id = any(v_left) order by a.id, a.nr desc
             ), moved as (
                 update delayq.tasks t set execute_at = a.at, due_at = a.at from asked a
-                 where t.id = a.id and t.state = 'pending'
+                 where t.id = any(v_left) and t.id = a.id and t.state = 'pending'
                 returning t.id, t.attempt, t.execute_at, t.priority, t.kind
             ), moved_next as (
                 update delayq.tasks t
                    set next = t.next || jsonb_build_object('execute_at_us', delayq.micros(a.at))
-                  from asked a where t.next is not null and (t.next ->> 'id')::bigint = a.id
+                  from asked a
+                 where t.next is not null and (t.next ->> 'id')::bigint = any(v_left)
+                   and (t.next ->> 'id')::bigint = a.id
                 returning a.id, a.at
             ), hinted as (
                 select delayq.hint(array_agg(m.id), array_agg(m.execute_at), array_agg(m.priority), array_agg(m.kind))

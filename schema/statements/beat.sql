@@ -16,6 +16,6 @@ select (select me.state from me) as state,
        delayq.clock() as clock,
        (select coalesce(jsonb_agg(jsonb_build_object(
                    'id', n.id, 'state', n.state, 'kinds', n.kinds,
-                   'expires_at_us', delayq.micros(n.expires_at))), '[]')
+                   'expires_at_us', delayq.micros(n.expires_at), 'ttl_ms', n.ttl_ms)), '[]')
           from delayq.nodes n)::text as nodes,
        (select coalesce(array_agg(k.kind), '{}') from delayq.kinds k where k.paused) as paused

@@ -1,6 +1,7 @@
 -- Lease those of these tasks that are due, pending and not locked by a stranger.
 --
--- $1 ids            $2 this node's incarnation        $3 nonce, random for each statement
+-- $1 ids, as the text of an array (the driver looks at each element of a list it encodes)
+-- $2 this node's incarnation    $3 nonce, random for each statement
 -- $4 kinds served   $5, $6, $7 by kind: max attempts, timeout in ms (null: none), and whether a
 --                   deadline is written (a thread cannot be cancelled: it keeps its lease)
 -- $8 microseconds ahead of execute_at that are allowed (the handler still starts at execute_at)
@@ -9,7 +10,9 @@
 --
 -- The commit is asynchronous, inside this statement only: losing a lease in a crash of the
 -- database means that the task runs again, and the token fences the first runner. SKIP LOCKED
--- costs a tenth and is worth it: else one open transaction stops a batch of strangers.
+-- costs a tenth and is worth it: else one open transaction stops a batch of strangers. The ids are
+-- the only condition that an index can serve (hence array_position): on the statistics of a queue
+-- that ran empty the planner would take the window index for the kind.
 with asynchronously as materialized (
     select set_config('synchronous_commit', 'off', true)
 )
@@ -25,23 +28,22 @@ update delayq.tasks t
        attempt_limit = coalesce(t.max_attempts, ($5::integer[])[array_position($4::text[], t.kind)])
  where t.id = any (array(
            select c.id from delayq.tasks c
-            where c.id = any ($1::bigint[]) and c.state = 'pending'
+            where c.id = any ($1::text::bigint[]) and c.state = 'pending'
               and c.execute_at <= delayq.clock() + $8::bigint * interval '1 microsecond'
-              and c.kind = any ($4::text[])
+              and array_position($4::text[], c.kind) is not null
             order by c.id for update skip locked))
    and exists (select from delayq.nodes n, asynchronously where n.id = $2 and n.state in ('joining', 'active'))
 returning t.id,
           t.lease_token,
           t.kind,
           case when pg_column_size(t.payload) <= $9::integer then t.payload::text end as payload,
-          t.attempt,
-          t.attempt_limit,
           t.execute_at,
-          t.due_at,
           t.timeout_ms,
+          t.misfire_grace_ms,
+          t.attempt,
+          t.due_at,
           case when t.misfire_grace_ms is not null or t.kind = any ($10::text[]) then
               (select o.leased_at = '-infinity' from delayq.tasks o where o.id = t.id) end as never_leased,
-          t.misfire_grace_ms,
           case when t.headers <> '{}' then t.headers::text end as headers,
           t.idempotency_key,
           t.priority

@@ -19,11 +19,11 @@ select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as xmin,
            select c.id, c.bucket, c.execute_at, c.kind, c.priority
              from delayq.tasks c
             where c.bucket = b.bucket
-              and (c.execute_at, c.kind, c.id) > (b.at, b.kind collate "C", b.id)
+              and (c.execute_at, c.kind, c.id + 0) > (b.at, b.kind collate "C", b.id)
               and c.execute_at <= b.until
               and c.state = 'pending'
               and c.kind = any ($6::text[])
               and ($8::bigint is null or age(c.xmin) <= age(($8::text::xid8)::xid))
-            order by c.execute_at, c.kind, c.id
+            order by c.execute_at, c.kind, c.id + 0
             limit $7::integer) as t
   ) as r on true
