@@ -45,6 +45,8 @@ _QUEUED_US: Final = 10_000
 while handlers that take no time are run."""
 _STUCK_US: Final = 100_000
 _AHEAD_MOST_US: Final = 5_000
+_SMALL: Final = 8
+_TRIPS: Final = 15
 _REARM_FIRST_US: Final = 10_000
 _RETRY_S: Final = 0.2
 _READY_LOW: Final = 1_000
@@ -98,6 +100,9 @@ class Dispatcher:
         self._tries: dict[int, int] = {}
         self._gate: list[tuple[int, int, Lease]] = []
         self._gate_alarm = Alarm(database_clock, self._open_gate)
+        self._leasing = asyncio.Lock()
+        self._trips: deque[int] = deque(maxlen=_TRIPS)
+        self._ahead_us = 0
         self._stuck_at = 0
         self._queued_since_us = 0
         self._starving = False
@@ -162,16 +167,25 @@ class Dispatcher:
 
     @property
     def ahead_us(self) -> int:
-        """How long before T a lease is sent: the median round trip, bounded."""
-        return min(_AHEAD_MOST_US, self._database_clock.round_trip_us)
+        """How long before T a lease is sent: the median round trip of a small one, bounded."""
+        return self._ahead_us
 
     def stop(self) -> list[Lease]:
         """Fire nothing from now on; returns what was leased and not started."""
         self._stopped = True
+        return self.withdraw()
+
+    def withdraw(self) -> list[Lease]:
+        """Take back what was leased and not started."""
         self._gate_alarm.clear()
         waiting = [lease for _, _, lease in self._gate] + self._pool.withdraw()
         self._gate.clear()
         return waiting
+
+    async def at_rest(self) -> None:
+        """Return when no lease statement is in flight."""
+        async with self._leasing:
+            pass
 
     # --- the lease loop ----------------------------------------------------------------------
 
@@ -183,7 +197,8 @@ class Dispatcher:
             if len(self.ready) < _READY_LOW:
                 self.refill()
             if timers:
-                await self._lease(timers)
+                async with self._leasing:
+                    await self._lease(timers)
                 continue
             self._wake.clear()
             # looked at again after the clear: what came in between must not be slept over
@@ -228,6 +243,7 @@ class Dispatcher:
         nonce = random.getrandbits(63) - (1 << 62)
         ids = [timer.id for timer in timers]
         inline = min(_INLINE_BYTES, _ANSWER_BYTES // len(ids))
+        sent_us = self._clock.monotonic_us()
         try:
             rows = await self._store.lease(ids, nonce, self._terms, self.ahead_us, inline)
         except DelayQError as error:
@@ -236,10 +252,16 @@ class Dispatcher:
             else:
                 await self._split(timers, error)
             return
+        if len(ids) <= _SMALL:
+            self._measure(self._clock.monotonic_us() - sent_us)
         self._counters.leased += len(ids)
         self._start(rows)
         if len(rows) < len(timers):
             self._missed(timers, {row[0] for row in rows})
+
+    def _measure(self, trip_us: int) -> None:
+        self._trips.append(trip_us)
+        self._ahead_us = min(_AHEAD_MOST_US, sorted(self._trips)[len(self._trips) // 2])
 
     def _start(self, rows: Sequence[asyncpg.Record]) -> None:
         handlers, executor = self._handlers, self._executor

@@ -102,6 +102,15 @@ class Executor:
         for lease in list(self.running.values()):
             self._interrupt(lease, why)
 
+    def abandon(self) -> list[Lease]:
+        """Let go of what still runs, whatever becomes of it: nothing of it will be written."""
+        left = list(self.running.values())
+        for lease in left:
+            lease.interruption = Interruption.LOST
+        self.running.clear()
+        self._idle.set()
+        return left
+
     async def idle(self) -> None:
         """Return when no handler runs."""
         await self._idle.wait()
@@ -154,11 +163,15 @@ class Executor:
         except BaseException as error:  # noqa: BLE001 - whatever it raised is its outcome
             failure = error
         # no await from here on, until nobody can find the lease any more
-        del running[lease.id]
+        running.pop(lease.id, None)
         if not running:
             self._idle.set()
+        if lease.interruption is not None:
+            self._uncancel(lease)
         if failure is None and not isinstance(result, HandlerOutcome):
-            if not lease.effect_committed:
+            if lease.interruption is Interruption.LOST:
+                self._lost(lease)
+            elif not lease.effect_committed:
                 self._settler.succeeded(lease)
             else:
                 self._committed(lease)
@@ -192,10 +205,7 @@ class Executor:
         self._on_over(lease)
 
     def _failed(self, lease: Lease, failure: object) -> None:
-        task = lease.runner
-        if task is not None:
-            while task.cancelling():  # our own cancel, or one that the handler asked for
-                task.uncancel()
+        self._uncancel(lease)
         fields = log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt, node=self.node)
         if lease.effect_committed:
             if isinstance(failure, BaseException):
@@ -217,6 +227,13 @@ class Executor:
                 retry_in_s=None if settlement.delay_us is None else settlement.delay_us / 1e6,
             ).info("task.attempt_failed")
             self._settler.settle(settlement)
+
+    @staticmethod
+    def _uncancel(lease: Lease) -> None:
+        """Take back our own cancel, or one that the handler asked for: the worker goes on."""
+        task = lease.runner
+        while task is not None and task.cancelling():
+            task.uncancel()
 
     def _lost(self, lease: Lease) -> None:
         self._counters.leases_lost += 1

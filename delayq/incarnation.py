@@ -11,7 +11,7 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from delayq.clock import Clock, DatabaseClock
 from delayq.dispatcher import Dispatcher
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from delayq.database import Database
     from delayq.handlers import Registry
     from delayq.settings import Settings
+
+T = TypeVar("T")
 
 _ORPHANS_S: Final = 60.0
 _UPKEEP_S: Final = 600.0
@@ -70,6 +72,7 @@ class Incarnation:
         self._clock = clock
         self._drain = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._handed_over = False
         self._news: News | None = None
         self._news_came = asyncio.Event()
         self._first_news = asyncio.Event()
@@ -213,7 +216,7 @@ class Incarnation:
                 await self._listening.wait()
         except TimeoutError:
             log.warning("listen.late")  # hints only: the sweeps find everything
-        await self._rank()
+        await self._insist("rank", self._rank)
         if await self._insist("activate", self._store.activate):
             log.bind(node=self.id, kinds=len(self._kinds)).info("node.active")
         self._membership.beat_soon()
@@ -237,12 +240,14 @@ class Incarnation:
         for lease in self._dispatcher.stop():
             self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
         await self._bounded("drain", self._store.drain())
+        # a lease in flight comes back to a dispatcher that has stopped, and is given back
+        await self._within(self._dispatcher.at_rest(), _BOUND_S)
         await self._stopped_or(self._executor.idle(), settings.drain_timeout_s)
         self._executor.stop(Interruption.SHUTDOWN)
-        for lease in self._pool.withdraw():
-            self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
         await self._within(self._executor.idle(), _CANCEL_GRACE_S)
-        await self._within(self._settler.flushed(), _BOUND_S)
+        for lease in self._executor.abandon():  # they ignore their cancellation
+            self._settler.settle(Settlement(lease, Outcome.RELEASE))
+        self._handed_over = await self._within(self._settler.flushed(), _BOUND_S)
 
     def _abandon(self) -> None:
         """Buried: nothing is ours any more."""
@@ -256,8 +261,9 @@ class Incarnation:
         await self._maintenance.stop()
         await self._pool.aclose()
         await self._membership.stop()
-        if not self.buried and self._membership.started:
+        if self._handed_over:
             await self._bounded("leave", self._store.leave())
+        # else the row stays: peers bury it and adopt what was left
         self._threads.close()
         await self._effects.aclose()
         await self._store.aclose()
@@ -273,12 +279,14 @@ class Incarnation:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def _within(self, wait: Awaitable[None], seconds: float) -> None:
+    async def _within(self, wait: Awaitable[None], seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 await wait
         except TimeoutError:
             log.bind(node=self.id, waited_s=seconds).warning("node.left_behind")
+            return False
+        return True
 
     async def _bounded(self, step: str, call: Awaitable[None]) -> None:
         try:
@@ -288,7 +296,7 @@ class Incarnation:
             # peers will find out by themselves, one TTL later
             log.bind(step=step, error=str(error)).warning("node.step_failed")
 
-    async def _insist(self, step: str, call: Callable[[], Awaitable[bool]]) -> bool:
+    async def _insist(self, step: str, call: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await call()
@@ -315,7 +323,7 @@ class Incarnation:
     def _fence(self) -> None:
         """Peers may take this node for dead: end what runs. It is released if it is still ours."""
         self._executor.interrupt_running(Interruption.FENCED)
-        for lease in self._pool.withdraw():
+        for lease in self._dispatcher.withdraw():
             self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
 
     def _hear_burials(self, _buried: list[int]) -> None:

@@ -15,7 +15,6 @@ has to be a moment later.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -28,6 +27,7 @@ T = TypeVar("T")
 _TURN_S: Final = 0.002
 """A worker whose items never suspend lets the loop turn after this long."""
 _CHECK_EVERY: Final = 16
+_CLOSE_S: Final = 1.0
 
 
 class WorkerState(Enum):
@@ -131,7 +131,7 @@ class WorkerPool(Generic[T]):
         await self._idle.wait()
 
     async def aclose(self) -> None:
-        """Stop the workers; items that still run are cancelled."""
+        """Stop the workers; items that still run are cancelled, and left behind after a second."""
         self._closed = True
         if self._reaper is not None:
             self._reaper.cancel()
@@ -139,9 +139,9 @@ class WorkerPool(Generic[T]):
         tasks = [worker.task for worker in self._workers if worker.task is not None]
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        if tasks:
+            # one that ignores its cancellation must not keep the others from leaving
+            await asyncio.wait(tasks, timeout=_CLOSE_S)
         self._workers.clear()
         self._waiting.clear()
 

@@ -14,7 +14,8 @@ import click
 from delayq.cli.exits import Exit
 from delayq.cli.options import Invocation, limit_option, pass_invocation, shared_options
 from delayq.cli.output import answer, write_line
-from delayq.cli.place import client, connection, database
+from delayq.cli.place import connection, database
+from delayq.cli.verbs import client
 from delayq.cli.signals import run_until_signal
 from delayq.cli.tasks import ListOptions, show_page
 from delayq.cli.text import one_line

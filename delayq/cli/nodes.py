@@ -11,7 +11,8 @@ from delayq.cli.exits import Exit
 from delayq.cli.figures import NodeFigures, node_of
 from delayq.cli.options import Invocation, pass_invocation, shared_options
 from delayq.cli.output import answer, write_line, write_table
-from delayq.cli.place import reports, verbs_of
+from delayq.cli.place import reports
+from delayq.cli.verbs import verbs_of
 from delayq.cli.signals import run_until_signal
 from delayq.cli.stats_json import node_document
 from delayq.cli.text import clipped, instant, short

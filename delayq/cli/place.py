@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from delayq.cli.options import Invocation
-from delayq.client import Client
 from delayq.database import Connection, Database, close, parse_dsn
 from delayq.embedded import embedded_server
 from delayq.errors import InvalidSettings
@@ -55,22 +54,3 @@ async def reports(invocation: Invocation) -> AsyncIterator[ReportStore]:
     async with database(invocation.settings()) as place, connection(place) as conn:
         await check_schema(conn)
         yield ReportStore(conn)
-
-
-@asynccontextmanager
-async def client(place: Database, settings: Settings) -> AsyncIterator[Client]:
-    """The verbs, on a database whose schema was checked."""
-    verbs = Client(place, settings)
-    await verbs.open()
-    try:
-        yield verbs
-    finally:
-        await verbs.close()
-
-
-@asynccontextmanager
-async def verbs_of(invocation: Invocation) -> AsyncIterator[Client]:
-    """The verbs on the database that the command is about."""
-    settings = invocation.settings()
-    async with database(settings) as place, client(place, settings) as verbs:
-        yield verbs

@@ -11,7 +11,7 @@ import click
 from delayq.cli.exits import Exit
 from delayq.cli.options import Invocation, limit_option, pass_invocation, shared_options
 from delayq.cli.output import answer, write_fields, write_line, write_table
-from delayq.cli.place import verbs_of
+from delayq.cli.verbs import verbs_of
 from delayq.cli.signals import run_until_signal
 from delayq.cli.task_view import (
     TASK_COLUMNS,

@@ -5,7 +5,7 @@ select o.id,
             when h.id is not null or d.id is not null then 'settled'
             else 'lost' end as found
   from unnest($1::bigint[], $2::bigint[]) as o(id, token)
-  left join delayq.tasks t on t.id = o.id and t.lease_token = o.token
+  left join delayq.tasks t on t.id = any ($1) and t.id = o.id and t.lease_token = o.token
   left join lateral (select h.id from delayq.task_history h
                       where h.id = o.id and h.lease_token = o.token limit 1) h on true
   left join delayq.dead_tasks d on d.id = o.id and d.lease_token = o.token

@@ -1,0 +1,1098 @@
+"""Whatever a handler does, its attempt ends as it should, and the node goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from delayq.context import Context
+from delayq.errors import Dead, EffectMisused, LeaseLost, Retry, Snooze
+from tests.helpers import wait_for, wait_until_blocked
+from tests.nodes import (
+    Application,
+    all_ended,
+    ended,
+    eventually,
+    life,
+    row_of,
+    schedule,
+    stopped_at_once,
+)
+
+if TYPE_CHECKING:
+    from delayq.database import Connection
+    from delayq.settings import Settings
+    from tests.conftest import Logged
+
+MARKER = "Marker-5f0c2f7e"
+
+
+@pytest.fixture
+def app(settings: Settings) -> Application:
+    return Application(settings)
+
+
+class Unprintable(Exception):  # noqa: N818 - the name says what it is
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Odd(BaseException):
+    """An exception that `except Exception` does not see."""
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+# --- exceptions ---------------------------------------------------------------------------------
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "Exception": lambda: ValueError("boom"),
+    "BaseException": lambda: Odd("boom"),
+    "SystemExit": lambda: SystemExit(3),
+    "KeyboardInterrupt": lambda: KeyboardInterrupt(),
+    "GeneratorExit": lambda: GeneratorExit(),
+    "CancelledError": lambda: asyncio.CancelledError(),
+    "StopIteration": lambda: StopIteration(1),
+    "StopAsyncIteration": lambda: StopAsyncIteration(),
+    "unprintable": lambda: Unprintable(),
+    "huge": lambda: ValueError("x" * 10_000_000),
+    "NUL": lambda: ValueError("a\x00b"),
+    "lone surrogate": lambda: ValueError("a\ud800b"),
+    "group": lambda: BaseExceptionGroup("both", [ValueError("a"), Odd("b")]),
+    "recursion": lambda: RecursionError("deep"),
+}
+
+
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["coroutine", "thread"])
+async def test_whatever_is_raised_is_retried_then_dead_and_the_next_task_runs(
+    app: Application, conn: Connection, asynchronous: bool
+) -> None:
+    if asynchronous:
+
+        @app.task(kind="raises", max_attempts=2)
+        async def coroutine(name: str) -> None:
+            _raise(RAISED[name]())
+    else:
+
+        @app.task(kind="raises", max_attempts=2)
+        def plain(name: str) -> None:
+            _raise(RAISED[name]())
+
+    @app.task
+    async def healthy() -> None:
+        await asyncio.sleep(0)
+
+    async with app.node(max_workers=2) as node:
+        ids = {name: await schedule(conn, "raises", {"name": name}) for name in RAISED}
+        ends = await all_ended(conn, ids.values())
+        after = [await schedule(conn, "healthy") for _ in range(6)]
+        assert {end.state for end in (await all_ended(conn, after)).values()} == {"succeeded"}
+        assert node.counters is not None
+        assert node.counters.dead == len(RAISED)
+    for name, task_id in ids.items():
+        end = ends[task_id]
+        assert (end.state, end.attempt, len(end.errors)) == ("dead", 2, 2), name
+        for error in end.errors:
+            assert len(json.dumps(error, ensure_ascii=False).encode()) < 16_384, name
+    assert ends[ids["Exception"]].errors[0]["error"] == "ValueError"
+    assert "boom" in ends[ids["Exception"]].errors[0]["message"]
+    assert ends[ids["NUL"]].errors[0]["message"] == "a\ufffdb"
+
+
+async def test_a_handler_that_cancels_its_own_task_fails_its_attempt_and_no_other(
+    app: Application, conn: Connection
+) -> None:
+    @app.task(max_attempts=1)
+    async def suicidal(wait: bool) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if wait:
+            await asyncio.sleep(0)
+
+    @app.task(max_attempts=1)
+    async def next_one() -> None:
+        await asyncio.sleep(0.001)
+
+    async with app.node(min_workers=1, max_workers=1):
+        waits = await schedule(conn, "suicidal", {"wait": True})
+        returns = await schedule(conn, "suicidal", {"wait": False})
+        others = [await schedule(conn, "next_one") for _ in range(5)]
+        assert (await ended(conn, waits)).state == "dead"
+        assert (await ended(conn, returns)).state == "succeeded"
+        ends = (await all_ended(conn, others)).values()
+    assert [end.state for end in ends] == ["succeeded"] * 5
+
+
+@pytest.mark.parametrize(
+    "garbage", [object(), b"\x00", float("nan"), "\ud800", NotImplemented, ValueError("returned")]
+)
+async def test_what_a_handler_returns_is_discarded(
+    app: Application, conn: Connection, garbage: object
+) -> None:
+    @app.task
+    async def returns() -> object:
+        return garbage
+
+    async with app.node():
+        assert (await ended(conn, await schedule(conn, "returns"))).state == "succeeded"
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_runs_once(
+    app: Application, conn: Connection
+) -> None:
+    starts: list[int] = []
+
+    @app.task
+    async def blocks(ctx: Context) -> None:
+        starts.append(ctx.attempt)
+        # longer than the TTL: the beat must come from elsewhere
+        time.sleep(4)  # noqa: ASYNC251 - this is what the test is about
+
+    @app.task
+    async def bystander() -> None:
+        pass
+
+    async with app.node() as first, app.node() as second:
+        blocked = await schedule(conn, "blocks")
+        end = await ended(conn, blocked)
+        assert end.state == "succeeded"
+        assert end.node in (first.id, second.id)
+        assert await conn.fetchval("select count(*) from delayq.nodes where state = 'active'") == 2
+        assert (await ended(conn, await schedule(conn, "bystander"))).state == "succeeded"
+    assert starts == [1]
+
+
+# --- outcomes on purpose --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raised", [True, False], ids=["raised", "returned"])
+async def test_a_handler_chooses_retry_snooze_or_dead(
+    app: Application, conn: Connection, raised: bool
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    @app.task(max_attempts=2)
+    async def chooses(ctx: Context, what: str) -> object:
+        first = (what, ctx.attempt) not in seen
+        seen.append((what, ctx.attempt))
+        outcomes = {"retry": Retry(after=0.01), "snooze": Snooze(timedelta(milliseconds=10))}
+        outcome = Dead("enough") if what == "dead" else outcomes.get(what)
+        if outcome is None or (what == "snooze" and not first) or ctx.attempt > 1:
+            return None
+        if raised:
+            raise outcome
+        return outcome
+
+    async with app.node():
+        ids = {what: await schedule(conn, "chooses", {"what": what}) for what in
+               ("retry", "snooze", "dead")}  # fmt: skip
+        ends = await all_ended(conn, ids.values())
+    retried, snoozed, dead = (ends[ids[what]] for what in ("retry", "snooze", "dead"))
+    assert (retried.state, retried.attempt) == ("succeeded", 2)
+    assert [what for what, _ in seen].count("snooze") == 2
+    assert (snoozed.state, snoozed.attempt, snoozed.errors) == ("succeeded", 1, [])
+    assert (dead.state, dead.attempt) == ("dead", 1)
+    assert dead.errors[0]["message"] == "enough"
+
+
+async def test_retry_after_counts_and_ends_at_max_attempts(
+    app: Application, conn: Connection
+) -> None:
+    @app.task(max_attempts=3)
+    async def again() -> None:
+        raise Retry(after=0.01)
+
+    async with app.node():
+        end = await ended(conn, await schedule(conn, "again"))
+    assert (end.state, end.attempt, len(end.errors)) == ("dead", 3, 3)
+
+
+@pytest.mark.parametrize("after", [float("nan"), -1, "soon", 10**30, True])
+async def test_nonsense_in_retry_after_fails_the_attempt_with_a_reason(
+    app: Application, conn: Connection, after: Any
+) -> None:
+    @app.task(max_attempts=2)
+    async def confused(snooze: bool) -> None:
+        raise Snooze(after) if snooze else Retry(after)
+
+    async with app.node():
+        retry = await ended(conn, await schedule(conn, "confused", {"snooze": False}))
+        snooze = await ended(conn, await schedule(conn, "confused", {"snooze": True}))
+    assert (retry.state, snooze.state) == ("dead", "dead")
+    assert retry.errors[0]["message"].startswith("after:")
+
+
+async def test_classes_of_errors_decide_whether_to_give_up(
+    app: Application, conn: Connection
+) -> None:
+    @app.task(retry_on=OSError, give_up_on=FileNotFoundError, max_attempts=2)
+    async def picky(name: str) -> None:
+        raise {"other": ValueError, "retry": OSError, "give_up": FileNotFoundError}[name]
+
+    async with app.node():
+        ids = [await schedule(conn, "picky", {"name": n}) for n in ("other", "retry", "give_up")]
+        ends = await all_ended(conn, ids)
+    assert [ends[task_id].attempt for task_id in ids] == [1, 2, 1]
+    assert {end.state for end in ends.values()} == {"dead"}
+
+
+# --- time-outs and cancels ------------------------------------------------------------------------
+
+
+async def test_a_coroutine_that_takes_too_long_is_cancelled_and_retried(
+    app: Application, conn: Connection
+) -> None:
+    cleaned: list[int] = []
+
+    @app.task(timeout=0.1, max_attempts=2)
+    async def slow(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cleaned.append(ctx.attempt)
+
+    async with app.node():
+        end = await ended(conn, await schedule(conn, "slow"))
+    assert (end.state, cleaned) == ("dead", [1, 2])
+    assert [error["error"] for error in end.errors] == ["TimeoutError"] * 2
+    assert "100 ms" in end.errors[0]["message"]
+
+
+async def test_a_timeout_given_with_the_task_goes_before_the_handlers(
+    app: Application, conn: Connection
+) -> None:
+    @app.task(timeout=3600, max_attempts=1)
+    async def slow() -> None:
+        await asyncio.sleep(3600)
+
+    async with app.node():
+        end = await ended(
+            conn, await schedule(conn, "slow", timeout=timedelta(milliseconds=50))
+        )
+    assert end.errors[0]["error"] == "TimeoutError"
+
+
+async def test_a_timeout_inside_the_handler_is_its_own_affair(
+    app: Application, conn: Connection
+) -> None:
+    @app.task(timeout=20, max_attempts=1)
+    async def careful() -> None:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await asyncio.sleep(3600)
+
+    async with app.node(max_workers=1):
+        ids = [await schedule(conn, "careful") for _ in range(3)]
+        ends = await all_ended(conn, ids)
+    assert {end.state for end in ends.values()} == {"succeeded"}
+
+
+async def test_a_thread_keeps_its_lease_past_its_timeout_and_starts_once(
+    app: Application, conn: Connection
+) -> None:
+    starts: list[int] = []
+    go_on = threading.Event()
+
+    @app.task(timeout=0.05, max_attempts=3)
+    def stubborn(ctx: Context) -> None:
+        starts.append(ctx.attempt)
+        go_on.wait(20)
+
+    async with app.node() as node:
+        task_id = await schedule(conn, "stubborn")
+        running = life(node)._executor.running
+        await wait_for(
+            lambda: task_id in running and running[task_id].cancel_requested, "its time is up"
+        )
+        # longer than the TTL and than two beats past the deadline
+        until = time.monotonic() + 4.5
+        await wait_for(lambda: time.monotonic() > until, "peers had every chance to take it")
+        row = await row_of(conn, task_id)
+        assert row is not None
+        assert (row["state"], row["lease_owner"], row["attempt"]) == ("running", node.id, 1)
+        go_on.set()
+        end = await ended(conn, task_id)
+    assert (end.state, end.attempt, starts) == ("succeeded", 1, [1])
+
+
+async def test_a_cancelled_handler_that_raises_is_cancelled_and_never_retried(
+    app: Application, conn: Connection
+) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def obedient() -> None:
+        started.set()
+        await asyncio.sleep(3600)
+
+    async with app.node():
+        task_id = await schedule(conn, "obedient")
+        await started.wait()
+        assert await conn.fetchval("select delayq.cancel($1)", task_id) == "cancel_requested"
+        end = await ended(conn, task_id)
+    assert (end.state, end.attempt) == ("cancelled", 1)
+
+
+async def test_a_cancelled_handler_that_returns_has_succeeded(
+    app: Application, conn: Connection
+) -> None:
+    started = asyncio.Event()
+    flags: list[bool] = []
+
+    @app.task
+    async def finishes(ctx: Context) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            flags.append(ctx.cancel_requested)
+
+    async with app.node():
+        task_id = await schedule(conn, "finishes")
+        await started.wait()
+        await conn.fetchval("select delayq.cancel($1)", task_id)
+        end = await ended(conn, task_id)
+    assert (end.state, flags) == ("succeeded", [True])
+
+
+async def test_a_swallowed_cancel_does_not_reach_the_next_task_of_the_worker(
+    app: Application, conn: Connection
+) -> None:
+    """A task group takes a cancel count that was left behind for a cancel of its own."""
+    started = asyncio.Event()
+    raised: list[str] = []
+
+    @app.task
+    async def swallows() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+    @app.task
+    async def groups() -> None:
+        async def fails() -> None:
+            raise ValueError("inside")
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails())
+                await asyncio.sleep(3600)
+        except BaseException as error:  # noqa: BLE001 - which one is the question
+            raised.append(type(error).__name__)
+
+    async with app.node(min_workers=1, max_workers=1):
+        first = await schedule(conn, "swallows")
+        await started.wait()
+        await conn.fetchval("select delayq.cancel($1)", first)
+        assert (await ended(conn, first)).state == "succeeded"
+        await ended(conn, await schedule(conn, "groups"))
+    assert raised == ["ExceptionGroup"]
+
+
+async def test_a_thread_is_told_of_a_cancel_by_its_flag(app: Application, conn: Connection) -> None:
+    started = threading.Event()
+
+    @app.task
+    def watches(ctx: Context) -> None:
+        started.set()
+        deadline = time.monotonic() + 10
+        while not ctx.cancel_requested and time.monotonic() < deadline:
+            time.sleep(0.005)
+        raise RuntimeError("asked to end")
+
+    async with app.node():
+        task_id = await schedule(conn, "watches")
+        await wait_for(started.is_set, "the thread runs")
+        await conn.fetchval("select delayq.cancel($1)", task_id)
+        end = await ended(conn, task_id)
+    assert (end.state, end.attempt) == ("cancelled", 1)
+
+
+async def test_a_cancel_is_found_without_listen(app: Application, conn: Connection) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def obedient() -> None:
+        started.set()
+        await asyncio.sleep(3600)
+
+    async with app.node():
+        task_id = await schedule(conn, "obedient")
+        await started.wait()
+        await conn.execute("set delayq.hints = off")
+        await conn.fetchval("select delayq.cancel($1)", task_id)
+        assert (await ended(conn, task_id)).state == "cancelled"
+
+
+async def test_a_drain_ends_although_a_handler_ignores_every_cancel(
+    app: Application, conn: Connection
+) -> None:
+    started = asyncio.Event()
+    release = asyncio.Event()
+
+    @app.task
+    async def deaf() -> None:
+        started.set()
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    node = app.node(drain_timeout_s=0.1)
+    await node.start()
+    try:
+        await schedule(conn, "deaf")
+        await started.wait()
+        node.request_drain()
+        async with asyncio.timeout(15):
+            await node.wait()
+    finally:
+        release.set()
+        await asyncio.sleep(0)
+
+
+async def test_shutdown_gives_an_interrupted_attempt_back(
+    app: Application, conn: Connection
+) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def long() -> None:
+        started.set()
+        await asyncio.sleep(3600)
+
+    async with stopped_at_once(app.node()):
+        task_id = await schedule(conn, "long")
+        await started.wait()
+    row = await row_of(conn, task_id)
+    assert row is not None
+    assert (row["state"], row["attempt"], row["interruptions"]) == ("pending", 0, 1)
+    assert row["errors"] == "[]" or "Cancelled" not in row["errors"]
+    assert await conn.fetchval("select count(*) from delayq.nodes") == 0
+
+
+# --- misfire, arguments, payloads -----------------------------------------------------------------
+
+
+async def test_a_task_that_is_too_late_is_missed_and_not_run(
+    app: Application, conn: Connection
+) -> None:
+    ran: list[int] = []
+
+    @app.task
+    async def punctual(n: int) -> None:
+        ran.append(n)
+
+    @app.task(misfire_grace=1)
+    async def graceful(n: int) -> None:
+        ran.append(n)
+
+    late = await schedule(conn, "punctual", {"n": 1}, misfire_grace=timedelta(seconds=1))
+    handlers = await schedule(conn, "graceful", {"n": 2})
+    forever = await schedule(conn, "punctual", {"n": 3})
+    await conn.execute("update delayq.tasks set execute_at = execute_at - interval '10 s'")
+    fresh = await schedule(conn, "graceful", {"n": 4})
+    async with app.node():
+        ends = await all_ended(conn, [late, handlers, forever, fresh])
+    assert [ends[i].state for i in (late, handlers)] == ["missed", "missed"]
+    assert [ends[i].state for i in (forever, fresh)] == ["succeeded", "succeeded"]
+    assert sorted(ran) == [3, 4]
+
+
+async def test_a_snoozed_task_is_no_misfire(app: Application, conn: Connection) -> None:
+    attempts: list[int] = []
+
+    @app.task(misfire_grace=0.3)
+    async def sleepy(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            raise Snooze(0.6)
+
+    async with app.node():
+        end = await ended(conn, await schedule(conn, "sleepy"))
+    assert (end.state, attempts) == ("succeeded", [1, 1])
+
+
+async def test_arguments_that_do_not_fit_are_retried_and_then_dead(
+    app: Application, conn: Connection, logged: list[Logged]
+) -> None:
+    ran: list[int] = []
+
+    @app.task(max_attempts=2)
+    async def strict(n: int) -> None:
+        ran.append(n)
+
+    async with app.node():
+        wrong = await schedule(conn, "strict", {"n": MARKER})
+        missing = await schedule(conn, "strict", {"other": 1})
+        fine = await schedule(conn, "strict", {"n": 1})
+        ends = await all_ended(conn, [wrong, missing, fine])
+    assert (ends[wrong].state, ends[wrong].attempt) == ("dead", 2)
+    assert ends[wrong].errors[-1]["error"] == "ArgumentsRefused"
+    assert "n" in ends[wrong].errors[-1]["message"]
+    assert ends[missing].state == "dead"
+    assert (ends[fine].state, ran) == ("succeeded", [1])
+    assert MARKER not in json.dumps(ends[wrong].errors)
+    assert not [event for event in logged if MARKER in event.text]
+
+
+@pytest.mark.parametrize("size", [100, 16_300, 16_500, 300_000])
+async def test_payloads_of_any_size_arrive_whole(
+    app: Application, conn: Connection, size: int
+) -> None:
+    got: list[str] = []
+
+    @app.task
+    async def reads(text: str) -> None:
+        got.append(text)
+
+    text = "é" + "x" * size
+    async with app.node():
+        end = await ended(conn, await schedule(conn, "reads", {"text": text}))
+    assert end.state == "succeeded"
+    assert got == [text]
+
+
+async def test_many_large_payloads_at_once_arrive_whole(app: Application, conn: Connection) -> None:
+    sizes: list[int] = []
+
+    @app.task
+    async def reads(text: str) -> None:
+        sizes.append(len(text))
+
+    await conn.execute(
+        "insert into delayq.tasks (kind, payload)"
+        " select 'reads', jsonb_build_object('text', repeat('x', 15000 + g))"
+        " from generate_series(1, 150) g"
+    )
+    async with app.node():
+        ids = [row["id"] for row in await conn.fetch("select id from delayq.tasks")]
+        await all_ended(conn, ids)
+    assert sorted(sizes) == [15000 + n for n in range(1, 151)]
+
+
+# --- admission ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["coroutine", "thread"])
+async def test_no_kind_takes_more_than_its_share(
+    app: Application, conn: Connection, asynchronous: bool
+) -> None:
+    lock = threading.Lock()
+    now, most = 0, 0
+
+    def enter() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+
+    def leave() -> None:
+        nonlocal now
+        with lock:
+            now -= 1
+
+    if asynchronous:
+
+        @app.task(kind="limited", max_concurrency=2)
+        async def coroutine() -> None:
+            enter()
+            await asyncio.sleep(0.01)
+            leave()
+    else:
+
+        @app.task(kind="limited", max_concurrency=2)
+        def plain() -> None:
+            enter()
+            time.sleep(0.01)
+            leave()
+
+    others: list[float] = []
+
+    @app.task
+    async def other() -> None:
+        others.append(time.monotonic())
+
+    async with app.node():
+        ids = [await schedule(conn, "limited") for _ in range(30)]
+        ids += [await schedule(conn, "other") for _ in range(5)]
+        ends = await all_ended(conn, ids)
+    assert {end.state for end in ends.values()} == {"succeeded"}
+    assert most == 2
+    assert len(others) == 5
+
+
+async def test_a_paused_kind_waits_and_runs_once_it_is_resumed(
+    app: Application, conn: Connection
+) -> None:
+    ran: list[str] = []
+
+    @app.task
+    async def halted() -> None:
+        ran.append("halted")
+
+    @app.task
+    async def free() -> None:
+        ran.append("free")
+
+    async def pause(paused: bool) -> None:
+        await conn.execute(
+            "insert into delayq.kinds (kind, paused) values ('halted', $1)"
+            " on conflict (kind) do update set paused = excluded.paused",
+            paused,
+        )
+        await conn.execute("select delayq.notify('kind halted')")
+
+    async with app.node() as node:
+        before = await schedule(conn, "halted", delay=timedelta(seconds=0.4))
+        await pause(True)
+        await wait_for(lambda: "halted" in life(node)._dispatcher.paused, "the node heard of it")
+        after = await schedule(conn, "halted")
+        await ended(conn, await schedule(conn, "free", delay=timedelta(seconds=0.6)))
+        assert ran == ["free"]
+        await pause(False)
+        ends = await all_ended(conn, [before, after])
+    assert {end.attempt for end in ends.values()} == {1}
+    assert ran == ["free", "halted", "halted"]
+
+
+# --- what is said -----------------------------------------------------------------------------------
+
+
+async def test_payloads_reach_neither_logs_nor_errors(
+    app: Application, conn: Connection, logged: list[Logged]
+) -> None:
+    class Rude(Exception):  # noqa: N818 - the name says what it is
+        pass
+
+    @app.task(max_attempts=2, timeout=0.2)
+    async def leaks(secret: str, how: str) -> None:
+        match how:
+            case "message":
+                raise Rude(f"refused {secret}")
+            case "repr":
+                raise Rude({"secret": secret})
+            case "key":
+                raise KeyError(secret)
+            case "dead":
+                raise Dead(f"because of {secret}")
+            case "chain":
+                try:
+                    raise ValueError(secret)
+                except ValueError as error:
+                    raise Rude("chained") from error
+            case "group":
+                raise ExceptionGroup(secret, [ValueError(secret)])
+            case "timeout":
+                local = secret
+                await asyncio.sleep(3600 + len(local))
+
+    @app.task(max_attempts=2)
+    async def inserts(ctx: Context, secret: str) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute("insert into unique_things values ($1), ($1)", secret)
+
+    await conn.execute("create table unique_things (thing text primary key)")
+    hows = ["message", "repr", "key", "dead", "chain", "group", "timeout"]
+    async with app.node():
+        ids = [await schedule(conn, "leaks", {"secret": MARKER, "how": how}) for how in hows]
+        ids.append(await schedule(conn, "inserts", {"secret": MARKER}))
+        ends = await all_ended(conn, ids)
+    for task_id, how in zip(ids, [*hows, "driver"], strict=True):
+        assert ends[task_id].state == "dead", how
+        assert MARKER not in json.dumps(ends[task_id].errors), how
+    leaked = [event for event in logged if MARKER in event.text]
+    assert not leaked
+
+
+async def test_a_marker_that_is_quoted_or_cut_does_not_leak(
+    app: Application, conn: Connection
+) -> None:
+    secret = "line one 'quoted'\nline two \\ é " + MARKER * 40
+
+    @app.task(max_attempts=1)
+    async def quotes(secret: str, nested: dict[str, int], before: int) -> None:
+        raise ValueError("x" * before + repr(secret) + json.dumps([secret]) + str(nested))
+
+    async with app.node(error_max_bytes=4096):
+        payload = {"secret": secret, "nested": {f"{MARKER}-key": 1}}
+        ids = [await schedule(conn, "quotes", payload | {"before": n}) for n in (0, 4000, 4085)]
+        ends = await all_ended(conn, ids)
+    for end in ends.values():
+        assert MARKER not in end.errors[0]["message"]
+        assert "line one" not in end.errors[0]["message"]
+
+
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_context_variables_of_one_handler_never_reach_the_next(
+    app: Application, conn: Connection, workers: int
+) -> None:
+    seen: list[str] = []
+
+    @app.task
+    async def sets(n: int) -> None:
+        seen.append(VARIABLE.get())
+        VARIABLE.set(f"of {n}")
+        await asyncio.sleep(0.001)
+        assert VARIABLE.get() == f"of {n}"
+
+    @app.task
+    def sets_in_thread(n: int) -> None:
+        seen.append(VARIABLE.get())
+        VARIABLE.set(f"of thread {n}")
+
+    async with app.node(min_workers=1, max_workers=workers):
+        ids = [await schedule(conn, "sets", {"n": n}) for n in range(10)]
+        ids += [await schedule(conn, "sets_in_thread", {"n": n}) for n in range(10)]
+        ids += [await schedule(conn, "sets", {"n": n}) for n in range(10)]
+        ends = await all_ended(conn, ids)
+    assert {end.state for end in ends.values()} == {"succeeded"}
+    assert seen == ["unset"] * 30
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def effects(conn: Connection) -> None:
+    await conn.execute("create table effects (task_id bigint, attempt int, note text)")
+
+
+async def _effects(conn: Connection) -> list[tuple[int, int, str | None]]:
+    rows = await conn.fetch("select task_id, attempt, note from effects order by 1, 2")
+    return [tuple(row) for row in rows]
+
+
+INSERT = "insert into effects values ($1, $2, $3)"
+
+
+async def test_an_effect_commits_with_the_completion(
+    app: Application, conn: Connection, effects: None
+) -> None:
+    @app.task
+    async def coroutine(ctx: Context) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, None)
+
+    @app.task
+    def plain(ctx: Context) -> None:
+        with ctx.effect() as effect:
+            effect.execute(INSERT, ctx.id, ctx.attempt, None)
+
+    async with app.node():
+        ids = [await schedule(conn, kind) for kind in ("coroutine", "plain")]
+        ends = await all_ended(conn, ids)
+    assert [end.state for end in ends.values()] == ["succeeded"] * 2
+    assert await _effects(conn) == [(task_id, 1, None) for task_id in ids]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["coroutine", "thread"])
+async def test_a_body_that_raises_is_rolled_back_and_retried(
+    app: Application, conn: Connection, effects: None, asynchronous: bool
+) -> None:
+    if asynchronous:
+
+        @app.task(kind="fails_once")
+        async def coroutine(ctx: Context) -> None:
+            async with ctx.effect() as effect:
+                await effect.execute(INSERT, ctx.id, ctx.attempt, None)
+                if ctx.attempt == 1:
+                    raise ValueError("once")
+    else:
+
+        @app.task(kind="fails_once")
+        def plain(ctx: Context) -> None:
+            with ctx.effect() as effect:
+                effect.execute(INSERT, ctx.id, ctx.attempt, None)
+                if ctx.attempt == 1:
+                    raise ValueError("once")
+
+    async with app.node():
+        end = await ended(conn, await schedule(conn, "fails_once"))
+    assert (end.state, end.attempt) == ("succeeded", 2)
+    assert await _effects(conn) == [(end.id, 2, None)]
+
+
+async def test_an_exception_after_the_commit_is_told_and_never_retried(
+    app: Application, conn: Connection, effects: None, logged: list[Logged]
+) -> None:
+    @app.task
+    async def trips(ctx: Context, how: str) -> object:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, None)
+        if how == "retry":
+            return Retry(0.01)
+        raise Odd("after") if how == "base" else ValueError("after")
+
+    async with app.node() as node:
+        ids = [await schedule(conn, "trips", {"how": how}) for how in ("error", "base", "retry")]
+        ends = await all_ended(conn, ids)
+        await wait_for(lambda: not life(node)._dispatcher.held, "all three are let go of")
+    assert {end.state for end in ends.values()} == {"succeeded"}
+    assert len(await _effects(conn)) == 3
+    told = [event for event in logged if event.event == "task.failed_after_its_effect"]
+    assert len(told) == 3
+    assert {event.level for event in told} == {"WARNING"}
+
+
+async def test_a_second_effect_in_one_attempt_is_refused(
+    app: Application, conn: Connection, effects: None
+) -> None:
+    refused: list[type[BaseException]] = []
+
+    @app.task
+    async def greedy(ctx: Context) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, "first")
+        try:
+            async with ctx.effect() as effect:
+                await effect.execute(INSERT, ctx.id, ctx.attempt, "second")
+        except EffectMisused as error:
+            refused.append(type(error))
+            raise
+
+    async with app.node():
+        end = await ended(conn, await schedule(conn, "greedy"))
+    assert (end.state, refused) == ("succeeded", [EffectMisused])
+    assert await _effects(conn) == [(end.id, 1, "first")]
+
+
+async def test_an_effect_whose_lease_was_lost_is_rolled_back(
+    app: Application, conn: Connection, effects: None, logged: list[Logged]
+) -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+    errors: list[type[BaseException]] = []
+
+    @app.task
+    async def overtaken(ctx: Context) -> None:
+        try:
+            async with ctx.effect() as effect:
+                await effect.execute(INSERT, ctx.id, ctx.attempt, ctx.lease_token)
+                if ctx.attempt == 1:
+                    entered.set()
+                    await go_on.wait()
+        except BaseException as error:
+            errors.append(type(error))
+            raise
+
+    async with app.node():
+        task_id = await schedule(conn, "overtaken")
+        await entered.wait()
+        # somebody took the task over, as an adopter would
+        await conn.execute(
+            "update delayq.tasks set state = 'pending', lease_owner = 0, lease_token = 0"
+            " where id = $1",
+            task_id,
+        )
+        go_on.set()
+        end = await ended(conn, task_id)
+    assert errors == [LeaseLost]
+    assert (end.state, end.attempt) == ("succeeded", 2)
+    assert await _effects(conn) == [(task_id, 2, str(end.lease_token))]
+    assert "lease.lost" in {event.event for event in logged}
+
+
+async def test_the_effect_of_an_idempotency_key_is_applied_once(
+    app: Application, conn: Connection, effects: None
+) -> None:
+    passed: list[int] = []
+
+    @app.task
+    async def applies(ctx: Context) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, ctx.idempotency_key)
+        passed.append(ctx.id)
+
+    async with app.node():
+        first = await schedule(conn, "applies", idempotency_key="order 7")
+        assert (await ended(conn, first)).state == "succeeded"
+        assert await schedule(conn, "applies", idempotency_key="order 7") == first
+        # a second task that claims the same key, as a restored backup might hold
+        second = await conn.fetchval(
+            "insert into delayq.tasks (kind, idempotency_key) values ('applies', 'order 7')"
+            " returning id"
+        )
+        assert (await ended(conn, second)).state == "succeeded"
+    assert await _effects(conn) == [(first, 1, "order 7")]
+    assert passed == [first]
+
+
+async def test_a_stamp_that_comes_during_the_body_rolls_it_back(
+    app: Application, conn: Connection, effects: None
+) -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def races(ctx: Context) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, None)
+            entered.set()
+            await go_on.wait()
+
+    async with app.node():
+        task_id = await schedule(conn, "races", idempotency_key="k")
+        await entered.wait()
+        await conn.execute("update delayq.idempotency set applied_at = now()")
+        go_on.set()
+        end = await ended(conn, task_id)
+    assert end.state == "succeeded"
+    assert await _effects(conn) == []
+
+
+async def test_an_effect_that_is_cut_off_is_retried_and_applied_once(
+    app: Application, conn: Connection, effects: None
+) -> None:
+    entered = asyncio.Event()
+
+    @app.task
+    async def cut(ctx: Context) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, None)
+            if ctx.attempt == 1:
+                pid = await effect.fetchval("select pg_backend_pid()")
+                await conn.execute("select pg_terminate_backend($1)", pid)
+                entered.set()
+
+    async with app.node():
+        end = await ended(conn, await schedule(conn, "cut"))
+    assert (end.state, end.attempt, entered.is_set()) == ("succeeded", 2, True)
+    assert await _effects(conn) == [(end.id, 2, None)]
+
+
+async def test_a_timeout_inside_an_effect_rolls_it_back(
+    app: Application, conn: Connection, effects: None
+) -> None:
+    @app.task(timeout=0.15, max_attempts=2)
+    async def waits(ctx: Context) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, None)
+            if ctx.attempt == 1:
+                await effect.execute("select pg_sleep(30)")
+
+    async with app.node():
+        end = await ended(conn, await schedule(conn, "waits"))
+    assert (end.state, end.attempt) == ("succeeded", 2)
+    assert await _effects(conn) == [(end.id, 2, None)]
+
+
+async def test_slow_effects_do_not_starve_leases_and_settlements(
+    app: Application, conn: Connection, effects: None
+) -> None:
+    release = asyncio.Event()
+
+    @app.task
+    async def slow(ctx: Context) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, None)
+            await release.wait()
+
+    @app.task
+    async def quick() -> None:
+        pass
+
+    async with app.node(effect_connections=2):
+        slow_ones = [await schedule(conn, "slow") for _ in range(5)]
+        quick_ones = [await schedule(conn, "quick") for _ in range(20)]
+        assert len(await all_ended(conn, quick_ones)) == 20
+        release.set()
+        ends = await all_ended(conn, slow_ones)
+    assert {end.state for end in ends.values()} == {"succeeded"}
+    assert len(await _effects(conn)) == 5
+
+
+async def test_the_settle_of_an_effect_waits_for_a_stranger_without_holding_up_others(
+    app: Application, conn: Connection, dsn: str, effects: None
+) -> None:
+    from tests.helpers import connected
+
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def writes(ctx: Context) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, None)
+            entered.set()
+            await go_on.wait()
+
+    @app.task
+    async def quick() -> None:
+        pass
+
+    async with app.node(), connected(dsn) as stranger:
+        task_id = await schedule(conn, "writes")
+        await entered.wait()
+        async with stranger.transaction():
+            await stranger.execute("select from delayq.tasks where id = $1 for update", task_id)
+            go_on.set()
+            await wait_until_blocked(conn)
+            assert (await ended(conn, await schedule(conn, "quick"))).state == "succeeded"
+            assert await row_of(conn, task_id) is not None
+        assert (await ended(conn, task_id)).state == "succeeded"
+    assert len(await _effects(conn)) == 1
+
+
+async def test_two_handlers_that_cancel_each_other_in_their_effects_both_end(
+    app: Application, conn: Connection, effects: None
+) -> None:
+    """Their settles deadlock; the database ends one of them, which is tried again."""
+    partners: dict[int, int] = {}
+    both = asyncio.Barrier(2)
+
+    @app.task(max_attempts=5)
+    async def hostile(ctx: Context) -> None:
+        async with ctx.effect() as effect:
+            await effect.execute(INSERT, ctx.id, ctx.attempt, None)
+            if ctx.attempt == 1:
+                await both.wait()
+                await effect.fetchval("select delayq.cancel($1)", partners[ctx.id])
+
+    async with app.node():
+        first = await schedule(conn, "hostile", delay=timedelta(seconds=0.3))
+        second = await schedule(conn, "hostile", delay=timedelta(seconds=0.3))
+        partners.update({first: second, second: first})
+        ends = await all_ended(conn, [first, second])
+    states = sorted(end.state for end in ends.values())
+    assert states in (["cancelled", "succeeded"], ["succeeded", "succeeded"])
+    done = [row[0] for row in await _effects(conn)]
+    assert sorted(done) == sorted(i for i, end in ends.items() if end.state == "succeeded")
+
+
+async def test_held_is_empty_once_everything_is_over(app: Application, conn: Connection) -> None:
+    @app.task(max_attempts=2, max_concurrency=3)
+    async def varied(n: int) -> None:
+        await asyncio.sleep(0.001 * (n % 3))
+        if n % 4 == 0:
+            raise ValueError(n)
+        if n % 4 == 1:
+            raise Dead(str(n))
+
+    async with app.node() as node:
+        ids = [await schedule(conn, "varied", {"n": n}) for n in range(60)]
+        await all_ended(conn, ids)
+        dispatcher, executor = life(node)._dispatcher, life(node)._executor
+
+        async def nothing_left() -> bool:
+            return not (dispatcher.held or executor.running or len(dispatcher.ready))
+
+        await eventually(nothing_left, "the node holds nothing")
+        assert all(used == 0 for used in dispatcher.admission._used.values())
