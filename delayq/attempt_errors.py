@@ -19,8 +19,9 @@ from delayq.policy import truncate_error
 _FRAMES: Final = 8
 _NAME_BYTES: Final = 200
 _BLANK: Final = "[…]"
+_WITHHELD: Final = "(withheld: it might quote the payload)"
 _SHORTEST_SECRET: Final = 4
-_MOST_SECRETS: Final = 200
+_MOST_SECRETS: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -42,36 +43,57 @@ def describe(
 def message_of(error: BaseException, payload: str | None, limit_bytes: int) -> str:
     """What the exception says, bounded and blanked; never raises."""
     try:
-        text = str(translate(error)) if isinstance(error, DRIVER_ERRORS) else str(error)
+        text = str(translate(error)) if _of_the_driver(error) else str(error)
     except BaseException:  # noqa: BLE001 - an exception that cannot be printed is still a failure
         return "(the exception cannot be printed)"
-    # a huge text is cut first: what is blanked is looked for in what is kept
-    return _blanked(truncate_error(text, limit_bytes), payload)
+    return truncate_error(_blanked(text, payload, limit_bytes), limit_bytes)
 
 
-def _blanked(text: str, payload: str | None) -> str:
+def _of_the_driver(error: BaseException) -> bool:
+    """The network's errors quote nothing, and may be about another service than the database."""
+    return isinstance(error, DRIVER_ERRORS) and not isinstance(error, OSError)
+
+
+def _blanked(text: str, payload: str | None, limit: int) -> str:
+    """The text without what stands in the payload too, as it is or escaped; cut not much above
+    `limit`, since whoever raised it may have put megabytes in."""
     if not text or not payload or payload == "{}":
         return text
     try:
-        secrets = sorted(set(_leaves(json.loads(payload))), key=len, reverse=True)
+        secrets = sorted(_secrets(json.loads(payload)), key=len, reverse=True)
     except (ValueError, RecursionError):
-        return "(withheld: it might quote the payload)"
-    for secret in secrets[:_MOST_SECRETS]:
-        text = text.replace(secret, _BLANK)
-    return text
+        return _WITHHELD
+    if len(secrets) > _MOST_SECRETS:
+        return _WITHHELD
+    longest = len(secrets[0]) if secrets else 0
+    cut = text[: limit + 2 * longest]
+    blanked = cut
+    for secret in secrets:
+        blanked = blanked.replace(secret, _BLANK)
+    # what was cut may end with the first part of a secret
+    return blanked[: len(blanked) - longest] if len(cut) < len(text) else blanked
+
+
+def _secrets(payload: Any) -> set[str]:
+    found: set[str] = set()
+    parameters = payload.values() if isinstance(payload, dict) else (payload,)
+    for text in (leaf for value in parameters for leaf in _leaves(value)):
+        if len(text) >= _SHORTEST_SECRET:
+            found |= {text, repr(text)[1:-1], json.dumps(text)[1:-1]}
+    return found
 
 
 def _leaves(value: Any) -> Iterator[str]:
+    """Texts and numbers at any depth, and the keys of objects."""
     if isinstance(value, dict):
-        for part in value.values():
+        for key, part in value.items():
+            yield key
             yield from _leaves(part)
     elif isinstance(value, list):
         for part in value:
             yield from _leaves(part)
     elif not isinstance(value, bool) and value is not None:
-        text = str(value)
-        if len(text) >= _SHORTEST_SECRET:
-            yield text
+        yield str(value)
 
 
 def _frames(error: BaseException, limit_bytes: int) -> str:

@@ -55,8 +55,12 @@ _GRACE_S: Final = 5.0
 _CLOSE_S: Final = 2.0
 _READ_BACK: Final = """
     -- database: read back the session's settings
-    select name, setting from pg_catalog.pg_settings where name = any($1::text[])
+    select name, setting, pg_catalog.pg_backend_pid() as pid
+      from pg_catalog.pg_settings where name = any($1::text[])
 """
+# A pooler took the statement to another backend than the one that had prepared it.
+_LOST_STATEMENT: Final = ("26000", "42P05")
+_ROUNDS: Final = 3
 _SET: Final = """
     -- database: set the session's settings that a pooler did not pass on
     select pg_catalog.set_config(name, value, false)
@@ -67,8 +71,8 @@ _SET: Final = """
 class Database:
     """One PostgreSQL database: opens connections to it, and holds none itself.
 
-    `behind_pooler` turns true once a connection shows that a pooler in between refuses or drops
-    session settings; from then on they are SET and prepared statements are not kept.
+    `behind_pooler` turns true once a connection shows that somebody else answers than the server
+    itself. From then on settings are SET, and prepared statements are not kept.
 
     Making one raises `InvalidArgument` if a file that the DSN names is not there.
     """
@@ -141,10 +145,13 @@ class Database:
         Raises `DatabaseError` that names those which did not take.
         """
         with translated():
-            if not await _differing(conn, self._control):
-                return
-            await _set(conn, self._control)
             differing = await _differing(conn, self._control)
+            # Several rounds: a pooler may have SET on one backend and have read from another.
+            for _ in range(_ROUNDS):
+                if not differing:
+                    return
+                await _set(conn, self._control)
+                differing = await _differing(conn, self._control)
         if differing:
             raise DatabaseError(
                 f"the session settings {', '.join(differing)} do not take: a pooler in between "
@@ -156,7 +163,7 @@ class Database:
         if not self.behind_pooler:
             conn = await self._connect_unless_refused(wanted)
             if conn is not None:
-                if not await _differing(conn, vital):
+                if await _is_direct(conn, vital):
                     return conn
                 await close(conn)
             self.behind_pooler = True
@@ -235,6 +242,23 @@ def _refuses_settings(error: asyncpg.PostgresError) -> bool:
     """True for what poolers say to a start-up packet with settings that they do not track."""
     text = str(error)
     return sqlstate_of(error) in ("08P01", "0A000") and ("parameter" in text or "option" in text)
+
+
+async def _is_direct(conn: Connection, vital: dict[str, str]) -> bool:
+    """True if the backend that answers is the one that greeted us, and has our settings.
+
+    A pooler greets by itself. What it drops may be there all the same, left by an earlier SET
+    on the backend that happens to answer, so the settings alone prove nothing.
+    """
+    try:
+        rows = await conn.fetch(_READ_BACK, [*vital, "application_name"])
+    except BaseException as error:
+        if sqlstate_of(error) in _LOST_STATEMENT:
+            return False
+        conn.terminate()
+        raise
+    found = {row["name"]: row["setting"] for row in rows}
+    return rows[0]["pid"] == conn.get_server_pid() and vital.items() <= found.items()
 
 
 async def _differing(conn: Connection, wanted: dict[str, str]) -> list[str]:

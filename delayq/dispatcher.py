@@ -12,16 +12,16 @@ import asyncio
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from delayq.alarm import Alarm
-from delayq.clock import Clock, DatabaseClock
 from delayq.database import is_transient
 from delayq.errors import DelayQError
 from delayq.lease import Lease, Outcome, Settlement
 from delayq.log import log
+from delayq.pace import Pace
 from delayq.ready_queue import Admission, ReadyQueue
 from delayq.store import Found, LeaseTerms, Settled
 from delayq.timer_heap import Timer
@@ -29,24 +29,16 @@ from delayq.timer_heap import Timer
 if TYPE_CHECKING:
     import asyncpg
 
+    from delayq.commons import Commons
     from delayq.executor import Executor
-    from delayq.handlers import AnyHandler, Registry
-    from delayq.metrics import Counters
+    from delayq.handlers import AnyHandler
     from delayq.settler import Settler
-    from delayq.store import Store
     from delayq.worker_pool import WorkerPool
 
 _BATCH: Final = 500
 _INLINE_BYTES: Final = 16 * 1024
 _ANSWER_BYTES: Final = 1024 * 1024
 """What one lease may return in payloads; a frozen client must not block the server's sender."""
-_QUEUED_US: Final = 10_000
-"""How long a leased task may be expected to wait for a worker: what keeps the database busy
-while handlers that take no time are run."""
-_STUCK_US: Final = 100_000
-_AHEAD_MOST_US: Final = 5_000
-_SMALL: Final = 8
-_TRIPS: Final = 15
 _REARM_FIRST_US: Final = 10_000
 _RETRY_S: Final = 0.2
 _READY_LOW: Final = 1_000
@@ -61,57 +53,45 @@ class Dispatcher:
 
     def __init__(
         self,
-        store: Store,
-        registry: Registry,
+        commons: Commons,
+        handlers: Mapping[str, AnyHandler],
         executor: Executor,
         settler: Settler,
         pool: WorkerPool[Lease],
-        clock: Clock,
-        database_clock: DatabaseClock,
-        counters: Counters,
-        *,
-        kinds: Sequence[str],
-        threads: int,
-        sweep_interval_us: int,
         may_fire: Callable[[], bool],
-        rearm: Rearm,
     ) -> None:
-        self._store = store
-        self._handlers = {kind: registry[kind] for kind in kinds}
+        self._store = commons.store
+        self._clock = commons.clock
+        self._database_clock = commons.database_clock
+        self._counters = commons.counters
+        self._longest_rearm_us = commons.sweep_us
+        self._handlers = handlers
         self._executor = executor
         self._settler = settler
         self._pool = pool
-        self._clock = clock
-        self._database_clock = database_clock
-        self._counters = counters
-        self._longest_rearm_us = sweep_interval_us
         self._may_fire = may_fire
-        self._rearm = rearm
-        self.admission = Admission(_limits(self._handlers, threads))
+        self._terms = _terms(handlers)
+        self.admission = Admission(_limits(handlers, commons.settings.threads))
         self.ready = ReadyQueue(self.admission)
-        self._terms = _terms(self._handlers)
+        self.paused: frozenset[str] = frozenset()
         self.held: set[int] = set()
         """ids from the moment they are due until they are settled or forgotten"""
         self.gone: set[int] = set()
         """ids that left `held` since the timer manager last began to read a page"""
+        self.rearm: Rearm = lambda _timer, _here: None
+        """arms a timer; the timer manager's"""
+        self.refill: Callable[[], None] = lambda: None
+        """called when the ready queue runs low; the timer manager's"""
+        self._stopped = False
         self._wake = asyncio.Event()
+        self._starving = False
+        self._leasing = asyncio.Lock()
         self._looks: deque[tuple[Timer, bool]] = deque()  # (timer, for the understudy)
         self._look_wake = asyncio.Event()
         self._tries: dict[int, int] = {}
         self._gate: list[tuple[int, int, Lease]] = []
-        self._gate_alarm = Alarm(database_clock, self._open_gate)
-        self._leasing = asyncio.Lock()
-        self._trips: deque[int] = deque(maxlen=_TRIPS)
-        self._ahead_us = 0
-        self._stuck_at = 0
-        self._queued_since_us = 0
-        self._starving = False
-        self._rate_mark = (0, 0)
-        self._rate_us = 0.0  # finished handlers a microsecond
-        self._stopped = False
-        self.paused: frozenset[str] = frozenset()
-        self.refill: Callable[[], None] = lambda: None
-        """called when the ready queue runs low; the timer manager's"""
+        self._gate_alarm = Alarm(commons.database_clock, self._open_gate)
+        self._pace = Pace(commons.clock)
 
     # --- what others say to it ---------------------------------------------------------------
 
@@ -142,7 +122,8 @@ class Dispatcher:
         self._note_gone(ended)
         for lease, answer in ends:
             if answer is not None and answer.execute_at_us is not None:
-                self._rearm(Timer(lease.id, answer.execute_at_us, lease.kind, lease.priority), False)
+                timer = Timer(lease.id, answer.execute_at_us, lease.kind, lease.priority)
+                self.rearm(timer, False)
         if self.admission.limited:
             now_us = self._database_clock.now_us()
             for lease, _ in ends:
@@ -168,7 +149,7 @@ class Dispatcher:
     @property
     def ahead_us(self) -> int:
         """How long before T a lease is sent: the median round trip of a small one, bounded."""
-        return self._ahead_us
+        return self._pace.trip_us
 
     def stop(self) -> list[Lease]:
         """Fire nothing from now on; returns what was leased and not started."""
@@ -227,17 +208,7 @@ class Dispatcher:
         if self._stopped:
             return 0
         free = self._pool.free - len(self._gate)
-        return min(_BATCH, free + self._queue_allowance())
-
-    def _queue_allowance(self) -> int:
-        """How many leased tasks may wait for a worker: as many as finish within 10 ms just now."""
-        now_us = self._clock.monotonic_us()
-        finished, at_us = self._rate_mark
-        elapsed_us = now_us - at_us
-        if elapsed_us >= _QUEUED_US:
-            self._rate_us = (self._pool.finished - finished) / elapsed_us
-            self._rate_mark = (self._pool.finished, now_us)
-        return int(self._rate_us * _QUEUED_US)
+        return min(_BATCH, free + self._pace.allowance(self._pool.finished))
 
     async def _lease(self, timers: list[Timer]) -> None:
         nonce = random.getrandbits(63) - (1 << 62)
@@ -252,16 +223,11 @@ class Dispatcher:
             else:
                 await self._split(timers, error)
             return
-        if len(ids) <= _SMALL:
-            self._measure(self._clock.monotonic_us() - sent_us)
+        self._pace.leased(len(ids), self._clock.monotonic_us() - sent_us)
         self._counters.leased += len(ids)
         self._start(rows)
         if len(rows) < len(timers):
             self._missed(timers, {row[0] for row in rows})
-
-    def _measure(self, trip_us: int) -> None:
-        self._trips.append(trip_us)
-        self._ahead_us = min(_AHEAD_MOST_US, sorted(self._trips)[len(self._trips) // 2])
 
     def _start(self, rows: Sequence[asyncpg.Record]) -> None:
         handlers, executor = self._handlers, self._executor
@@ -273,7 +239,7 @@ class Dispatcher:
             for lease in leases:
                 self._tries.pop(lease.id, None)
         if not self._pool.queued:
-            self._queued_since_us = self._clock.monotonic_us()
+            self._pace.progress(self._pool.finished)
         now_us = self._database_clock.now_us()
         for lease in leases:
             if lease.execute_us > now_us:
@@ -291,11 +257,7 @@ class Dispatcher:
         """Give back leased tasks that wait while no handler ends."""
         if not self._pool.queued:
             return
-        finished, mono_us = self._pool.finished, self._clock.monotonic_us()
-        if finished != self._stuck_at:
-            self._stuck_at, self._queued_since_us = finished, mono_us
-        elif mono_us - self._queued_since_us >= _STUCK_US:
-            self._rate_us = 0.0
+        if self._pace.stands_still(self._pool.finished):
             self._give_back(self._pool.withdraw())
 
     # --- the start at T ------------------------------------------------------------------------
@@ -396,8 +358,8 @@ class Dispatcher:
             return 0
         if row.execute_at_us > now_us or room <= 0:
             # moved, or we are busy ourselves: it stays with the understudy
-            at_us = row.execute_at_us if row.execute_at_us > now_us else now_us
-            self._rearm(Timer(timer.id, at_us, timer.kind, timer.priority), False)
+            at_us = max(now_us, row.execute_at_us)
+            self.rearm(Timer(timer.id, at_us, timer.kind, timer.priority), False)
             return 0
         self._counters.understudied += 1
         self.offer((Timer(timer.id, row.execute_at_us, timer.kind, timer.priority),))
@@ -409,9 +371,7 @@ class Dispatcher:
             self._forget(timer.id, timer.kind)
         elif row.execute_at_us > now_us:
             self._forget(timer.id, timer.kind)
-            self._rearm(
-                Timer(timer.id, row.execute_at_us, timer.kind, timer.priority), False
-            )
+            self.rearm(Timer(timer.id, row.execute_at_us, timer.kind, timer.priority), False)
         else:
             self._try_again(timer)
 
@@ -422,7 +382,7 @@ class Dispatcher:
         wait_us = min(self._longest_rearm_us, _REARM_FIRST_US << min(tries, 20))
         self._forget(timer.id, timer.kind)
         at_us = self._database_clock.now_us() + wait_us
-        self._rearm(Timer(timer.id, at_us, timer.kind, timer.priority), True)
+        self.rearm(Timer(timer.id, at_us, timer.kind, timer.priority), True)
 
     def _note_gone(self, task_ids: list[int]) -> None:
         if len(self.gone) > _GONE_MOST:  # nobody has read a page for long
@@ -436,7 +396,9 @@ class Dispatcher:
         self._wake.set()
 
 
-def _limits(handlers: dict[str, AnyHandler], threads: int) -> dict[str, tuple[tuple[str, int], ...]]:
+def _limits(
+    handlers: Mapping[str, AnyHandler], threads: int
+) -> dict[str, tuple[tuple[str, int], ...]]:
     limits: dict[str, tuple[tuple[str, int], ...]] = {}
     for kind, handler in handlers.items():
         groups: list[tuple[str, int]] = []
@@ -449,7 +411,7 @@ def _limits(handlers: dict[str, AnyHandler], threads: int) -> dict[str, tuple[tu
     return limits
 
 
-def _terms(handlers: dict[str, AnyHandler]) -> LeaseTerms:
+def _terms(handlers: Mapping[str, AnyHandler]) -> LeaseTerms:
     kinds = sorted(handlers)
     policies = [handlers[kind].policy for kind in kinds]
     return LeaseTerms(

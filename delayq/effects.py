@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from delayq.bridge import AnyConnection
@@ -63,9 +63,7 @@ class Effects:
             await self._give_back(pool, conn)
 
     @asynccontextmanager
-    async def _transaction(
-        self, conn: AnyConnection, lease: Lease
-    ) -> AsyncIterator[AnyConnection]:
+    async def _transaction(self, conn: AnyConnection, lease: Lease) -> AsyncIterator[AnyConnection]:
         transaction = conn.transaction()
         with translated("effect"):
             await transaction.start()
@@ -91,9 +89,7 @@ class Effects:
 
     async def _settle(self, conn: AnyConnection, lease: Lease) -> None:
         with translated("settlement in the effect"):
-            answer = await conn.fetchval(
-                self._settle_sql, lease.id, lease.token, lease.lateness_us
-            )
+            answer = await conn.fetchval(self._settle_sql, lease.id, lease.token, lease.lateness_us)
         if answer == "already_applied":
             raise EffectAlreadyApplied
         if answer != "settled":
@@ -108,15 +104,10 @@ class Effects:
             return self._pool
 
     async def _give_back(self, pool: Pool, conn: AnyConnection) -> None:
-        try:
+        with suppress(*DRIVER_ERRORS):  # a broken one was dropped; the pool opens another
             await pool.release(conn)  # type: ignore[arg-type]  # acquired from this very pool
-        except DRIVER_ERRORS:
-            pass  # a broken connection was dropped; the pool opens another
 
 
 async def _roll_back(transaction: object) -> None:
-    try:
+    with suppress(*DRIVER_ERRORS):  # the connection is gone, and the transaction with it
         await transaction.rollback()  # type: ignore[attr-defined]
-    except DRIVER_ERRORS:
-        pass  # the connection is gone, and the transaction with it
-

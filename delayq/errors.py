@@ -35,7 +35,7 @@ class RegistrationError(DelayQError):
 
 
 class UnknownKind(DelayQError, LookupError):
-    """This process has no handler of that kind. Import the module that defines it, or use `send`."""
+    """This process has no handler of that kind. Import its module, or use `send`."""
 
 
 class ApplicationNotFound(DelayQError):
@@ -46,7 +46,7 @@ class ApplicationNotFound(DelayQError):
 
 
 class KeyTaken(DelayQError):
-    """`on_conflict="error"` and a live task holds the key. `task_id` names it; nothing was written."""
+    """`on_conflict="error"` and a live task (`task_id`) holds the key. Nothing was written."""
 
     def __init__(self, kind: str, task_id: int) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class DatabaseError(DelayQError):
 
 
 class DatabaseUnavailable(DatabaseError):
-    """The database cannot be reached (or said that it is going away). Try again; see `delayq doctor`."""
+    """The database cannot be reached, or is going away. Try again; see `delayq doctor`."""
 
 
 class DatabaseTimeout(DatabaseError):
@@ -100,7 +100,7 @@ class SchemaTooNew(DatabaseError):
 
 
 class MigrationError(DatabaseError):
-    """A migration was edited after it was applied, is missing, or failed. The message says which."""
+    """A migration was edited after it was applied, is missing, or failed; the message says."""
 
 
 class EmbeddedError(DelayQError):

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from delayq.attempt_errors import describe
-from delayq.clock import Clock, DatabaseClock
 from delayq.context import Context
 from delayq.errors import (
     ArgumentsRefused,
@@ -31,14 +30,13 @@ from delayq.errors import (
 from delayq.instants import delay_to_us
 from delayq.lease import Interruption, Lease, Outcome, Settlement
 from delayq.log import log
-from delayq.metrics import Counters
 from delayq.policy import backoff_us, is_misfire
 
 if TYPE_CHECKING:
     from delayq.bridge import AnyConnection
+    from delayq.commons import Commons
     from delayq.effects import Effects
     from delayq.settler import Settler
-    from delayq.store import Store
     from delayq.threads import Threads
 
 _WATCH_S: Final = 0.05
@@ -50,28 +48,23 @@ class Executor:
 
     def __init__(
         self,
-        store: Store,
+        commons: Commons,
         settler: Settler,
         effects: Effects,
         threads: Threads,
-        clock: Clock,
-        database_clock: DatabaseClock,
-        counters: Counters,
-        *,
-        error_max_bytes: int,
         on_over: Callable[[Lease], None],
     ) -> None:
-        self.node = store.incarnation
+        self.node = commons.node
         self.loop = asyncio.get_running_loop()
         self.running: dict[int, Lease] = {}
-        self._store = store
+        self._store = commons.store
+        self._clock = commons.clock
+        self._database_clock = commons.database_clock
+        self._counters = commons.counters
+        self._error_max_bytes = commons.settings.error_max_bytes
         self._settler = settler
         self._effects = effects
         self._threads = threads
-        self._clock = clock
-        self._database_clock = database_clock
-        self._counters = counters
-        self._error_max_bytes = error_max_bytes
         self._on_over = on_over  # told of leases that end without a settlement
         self._some_running = asyncio.Event()
         self._idle = asyncio.Event()
@@ -127,58 +120,73 @@ class Executor:
 
     async def run(self, lease: Lease, task: asyncio.Task[None]) -> None:
         """Run the handler and hand its outcome to the settler. Raises nothing of the handler's."""
-        if self._stopping is not None:
-            self._end_unstarted(lease)
+        if not self._begin(lease, task):
             return
-        handler = lease.handler
+        failure: BaseException | None = None
+        result: object = None
+        try:
+            result = await self._call(lease)
+        except BaseException as error:  # noqa: BLE001 - whatever it raised is its outcome
+            failure = error
+        # no await from here on, until nobody can find the lease any more
+        self._end(lease, result, failure)
+        if self._settler.full:
+            await self._settler.room()
+
+    def _begin(self, lease: Lease, task: asyncio.Task[None]) -> bool:
+        """Note the start. False if the handler must not start any more."""
         now_us = self._database_clock.now_us()
+        if self._stopping is not None:
+            self._give_back(lease)
+            return False
         if lease.misfire_grace_ms is not None and self._missed(lease, now_us):
-            return
+            return False
         lease.lateness_us = max(0, now_us - lease.execute_us)
         lease.runner = task
         timeout_ms = lease.timeout_ms
         if timeout_ms is not None:
             lease.deadline_us = now_us + timeout_ms * 1000
             lease.deadline_mono_us = self._clock.monotonic_us() + timeout_ms * 1000
-        running = self.running
-        running[lease.id] = lease
-        if len(running) == 1:
+        self.running[lease.id] = lease
+        if len(self.running) == 1:
             self._some_running.set()
             self._idle.clear()
         self._counters.fired += 1
-        failure: BaseException | None = None
-        result: object = None
-        try:
-            payload = lease.payload
-            if payload is None:
-                payload = await self._fetch_payload(lease)
-            arguments = handler.decode(payload)
-            if not handler.is_async:
-                call = partial(handler.invoke, Context(lease), arguments)
-                result = await self._threads.submit(call)
-            elif handler.wants_context:
-                result = await handler.function(Context(lease), **arguments)  # type: ignore[misc]
-            else:
-                result = await handler.function(**arguments)  # type: ignore[misc]
-        except BaseException as error:  # noqa: BLE001 - whatever it raised is its outcome
-            failure = error
-        # no await from here on, until nobody can find the lease any more
-        running.pop(lease.id, None)
-        if not running:
+        return True
+
+    async def _call(self, lease: Lease) -> object:
+        handler = lease.handler
+        payload = lease.payload
+        if payload is None:
+            payload = await self._fetch_payload(lease)
+        arguments = handler.decode(payload)
+        if not handler.is_async:
+            call = partial(handler.invoke, Context(lease), arguments)
+            return await self._threads.submit(call)
+        if handler.wants_context:
+            return await handler.function(Context(lease), **arguments)  # type: ignore[misc]
+        return await handler.function(**arguments)  # type: ignore[misc]
+
+    def _end(self, lease: Lease, result: object, failure: BaseException | None) -> None:
+        self.running.pop(lease.id, None)
+        if not self.running:
             self._idle.set()
-        if lease.interruption is not None:
-            self._uncancel(lease)
-        if failure is None and not isinstance(result, HandlerOutcome):
-            if lease.interruption is Interruption.LOST:
-                self._lost(lease)
-            elif not lease.effect_committed:
-                self._settler.succeeded(lease)
-            else:
-                self._committed(lease)
-        else:
+        if failure is not None or isinstance(result, HandlerOutcome):
             self._failed(lease, result if failure is None else failure)
-        if self._settler.full:
-            await self._settler.room()
+        elif lease.interruption is None and not lease.effect_committed:
+            self._settler.succeeded(lease)
+        else:
+            self._returned(lease)
+
+    def _returned(self, lease: Lease) -> None:
+        """It returned, after an effect or in spite of an interruption."""
+        self._uncancel(lease)
+        if lease.effect_committed:
+            self._committed(lease)
+        elif lease.interruption is Interruption.LOST:
+            self._lost(lease)
+        else:
+            self._settler.succeeded(lease)
 
     async def _fetch_payload(self, lease: Lease) -> str:
         payload = await self._store.payload(lease.id, lease.token)
@@ -193,7 +201,7 @@ class Executor:
         self._settler.settle(Settlement(lease, Outcome.MISSED))
         return True
 
-    def _end_unstarted(self, lease: Lease) -> None:
+    def _give_back(self, lease: Lease) -> None:
         if self._stopping is not Interruption.LOST:
             self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
 
@@ -257,7 +265,7 @@ class Executor:
                 return Settlement(lease, Outcome.DEAD, error=error)
             case ArgumentsRefused():  # a newer node may understand them
                 return Settlement(lease, Outcome.RETRY, wait_us, error)
-            case Exception() if lease.interruption is not Interruption.TIMEOUT and ( 
+            case Exception() if lease.interruption is not Interruption.TIMEOUT and (
                 isinstance(failure, policy.give_up_on) or not isinstance(failure, policy.retry_on)
             ):
                 return Settlement(lease, Outcome.DEAD, error=error)
@@ -321,7 +329,9 @@ def _after(
     try:
         return Settlement(lease, outcome, delay_to_us(after, "after"), error)
     except DelayQError as refused:
-        reason = json.dumps({"attempt": lease.attempt, "error": outcome.value, "message": str(refused)})
+        reason = json.dumps(
+            {"attempt": lease.attempt, "error": outcome.value, "message": str(refused)}
+        )
         return Settlement(lease, Outcome.RETRY, default_us or 1_000_000, reason)
 
 

@@ -10,10 +10,11 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from delayq.clock import Clock, DatabaseClock
+from delayq.commons import Commons
 from delayq.dispatcher import Dispatcher
 from delayq.effects import Effects
 from delayq.errors import DatabaseError, DelayQError, InvalidSettings
@@ -28,7 +29,7 @@ from delayq.model import NodeState
 from delayq.orphans import Orphanage
 from delayq.ranks import ranks
 from delayq.settler import Settler
-from delayq.store import Store
+from delayq.store import Settled, Store
 from delayq.threads import Threads
 from delayq.timer_manager import TimerManager
 from delayq.version import VERSION
@@ -36,7 +37,7 @@ from delayq.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from delayq.database import Database
-    from delayq.handlers import Registry
+    from delayq.handlers import AnyHandler, Registry
     from delayq.settings import Settings
 
 T = TypeVar("T")
@@ -78,56 +79,41 @@ class Incarnation:
         self._first_news = asyncio.Event()
         self._listening = asyncio.Event()
         self._scan_from_us: int | None = None
-        self._assemble(database, registry)
+        self._assemble(database, {kind: registry[kind] for kind in self._kinds})
 
-    def _assemble(self, database: Database, registry: Registry) -> None:
-        settings, clock = self._settings, self._clock
-        database_clock = self._database_clock = DatabaseClock(clock)
+    def _assemble(self, database: Database, handlers: dict[str, AnyHandler]) -> None:
+        settings = self._settings
         self._store = Store(database, self.id)
+        self._database_clock = DatabaseClock(self._clock)
+        commons = Commons(self._store, self._clock, self._database_clock, self.counters, settings)
         self._effects = Effects(database, self.id, settings.effect_connections)
         self._threads = Threads(settings.threads)
-        self._settler = Settler(
-            self._store, clock, self.counters, errors_kept=settings.errors_kept,
-            on_settled=lambda ends: self._dispatcher.settled(ends),
-        )  # fmt: skip
-        self._executor = Executor(
-            self._store, self._settler, self._effects, self._threads, clock, database_clock,
-            self.counters, error_max_bytes=settings.error_max_bytes,
-            on_over=lambda lease: self._dispatcher.over(lease),
-        )  # fmt: skip
+        self._membership = Membership(
+            commons,
+            database,
+            Witnesses(self._hear_news, self._hear_burial, self._fence, self._hear_burials),
+        )
+        # Work goes round: dispatcher -> pool -> executor -> settler -> dispatcher. The first two
+        # are reached by name, since they do not exist yet when those behind them are made.
+        self._settler = Settler(commons, self._settled)
+        self._executor = Executor(commons, self._settler, self._effects, self._threads, self._over)
         self._pool: WorkerPool[Lease] = WorkerPool(
             self._executor.run,
             min_workers=settings.min_workers,
             max_workers=settings.max_workers,
             idle_s=settings.worker_idle_s,
-            on_free=lambda: self._dispatcher.wake(),
+            on_free=self._free,
             on_crash=self._crashed,
         )
-        self._membership = Membership(
-            database, self.id, clock, database_clock, self.counters,
-            Witnesses(self._hear_news, self._hear_burial, self._fence, self._hear_burials),
-            beat_interval_us=round(settings.beat_interval_s * 1e6),
-            ttl_us=round(settings.lease_ttl_s * 1e6),
-            loop_stall_limit_us=round(settings.loop_stall_limit_s * 1e6),
-        )  # fmt: skip
         self._dispatcher = Dispatcher(
-            self._store, registry, self._executor, self._settler, self._pool, clock,
-            database_clock, self.counters, kinds=self._kinds, threads=settings.threads,
-            sweep_interval_us=round(settings.sweep_interval_s * 1e6),
-            may_fire=self._membership.may_fire,
-            rearm=lambda timer, here: self._timers.arm(timer, here),
-        )  # fmt: skip
-        self._timers = TimerManager(
-            self._store, database_clock, self._dispatcher, self._executor, self.counters,
-            settings, self._kinds,
-        )  # fmt: skip
+            commons, handlers, self._executor, self._settler, self._pool, self._membership.may_fire
+        )
+        self._timers = TimerManager(commons, self._dispatcher, self._executor, self._kinds)
         self._dispatcher.refill = self._timers.refill
+        self._dispatcher.rearm = self._timers.arm
         self._orphans = Orphanage(
-            self._store, database_clock, self.counters,
-            overdue_us=round(2 * settings.beat_interval_s * 1e6),
-            holds=self._dispatcher.held.__contains__,
-            adopted=lambda _adopted: self._scan_soon(0),
-        )  # fmt: skip
+            commons, self._dispatcher.held.__contains__, lambda _adopted: self._scan_soon(0)
+        )
         self._listener = Listener(
             database,
             self.id,
@@ -140,7 +126,16 @@ class Incarnation:
                 listening=self._hear_listening,
             ),
         )
-        self._maintenance = Maintenance(clock)
+        self._maintenance = Maintenance(self._clock)
+
+    def _settled(self, ends: Sequence[tuple[Lease, Settled | None]]) -> None:
+        self._dispatcher.settled(ends)
+
+    def _over(self, lease: Lease) -> None:
+        self._dispatcher.over(lease)
+
+    def _free(self) -> None:
+        self._dispatcher.wake()
 
     # --- life --------------------------------------------------------------------------------
 

@@ -112,9 +112,9 @@ class Listener:
             async with asyncio.timeout(_PONG_S):
                 await link.pong.wait()
         except TimeoutError:
-            self._note_deaf()
-            return True  # the server answers; it is the notifications that do not come through
-        self._deaf = False
+            self._note_deaf()  # the server answers; it is the notifications that do not come
+        else:
+            self._deaf = False
         return True
 
     def _note_deaf(self) -> None:
@@ -126,27 +126,34 @@ class Listener:
 
     def _hear(self, link: _Link, text: object) -> None:
         """Strangers may say anything on this channel; only what parses is passed on."""
-        verb, _, rest = str(text).partition("\n" if str(text).startswith("due\n") else " ")
-        hearers = self._hearers
-        if verb == "due":
-            timers, whole = parse_due(rest)
-            if timers:
-                hearers.due(timers)
-            if not whole:
-                hearers.scan(0)
-        elif verb == "kind":
-            hearers.kind()
-        elif (number := _number(rest)) is None:
+        message = str(text)
+        if message.startswith("due\n"):
+            self._hear_due(message.removeprefix("due\n"))
             return
-        elif verb == "ping":
-            if number == self._incarnation:
+        verb, _, rest = message.partition(" ")
+        if verb == "kind":
+            self._hearers.kind()
+        elif (number := _number(rest)) is not None:
+            self._hear_number(link, verb, number)
+
+    def _hear_due(self, lines: str) -> None:
+        timers, whole = parse_due(lines)
+        if timers:
+            self._hearers.due(timers)
+        if not whole:
+            self._hearers.scan(0)
+
+    def _hear_number(self, link: _Link, verb: str, number: int) -> None:
+        hearers = self._hearers
+        match verb:
+            case "ping" if number == self._incarnation:
                 link.pong.set()
-        elif verb == "scan":
-            hearers.scan(number)
-        elif verb == "cancel":
-            hearers.cancel(number)
-        elif verb in ("join", "leave", "drain"):
-            hearers.membership(verb, number)
+            case "scan":
+                hearers.scan(number)
+            case "cancel":
+                hearers.cancel(number)
+            case "join" | "leave" | "drain":
+                hearers.membership(verb, number)
 
 
 def parse_due(text: str) -> tuple[list[Timer], bool]:

@@ -36,7 +36,7 @@ class Maintenance:
         self._offset_us = self._wall_offset_us()
 
     def add(self, name: str, job: Job, every_s: float) -> None:
-        """Run `job` every so many seconds, jittered by a tenth, so that nodes do not march in step."""
+        """Run `job` every so many seconds, jittered by a tenth: nodes do not march in step."""
         self._intervals[name] = every_s
         self._scheduler.add_job(
             self._guarded,

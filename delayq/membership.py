@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Final
 
-from delayq.clock import Clock, DatabaseClock
+from delayq.commons import Commons
 from delayq.control import ControlConnection
 from delayq.database import Database
 from delayq.errors import DelayQError
 from delayq.judge import Judge
 from delayq.log import log
-from delayq.metrics import Counters
 from delayq.model import NodeState
 from delayq.policy import may_fire, trusted_until_us
 from delayq.statements import statement
@@ -65,30 +64,19 @@ class Witnesses:
 class Membership:
     """The beat thread of one incarnation."""
 
-    def __init__(
-        self,
-        database: Database,
-        incarnation: int,
-        clock: Clock,
-        database_clock: DatabaseClock,
-        counters: Counters,
-        witnesses: Witnesses,
-        *,
-        beat_interval_us: int,
-        ttl_us: int,
-        loop_stall_limit_us: int,
-    ) -> None:
+    def __init__(self, commons: Commons, database: Database, witnesses: Witnesses) -> None:
+        settings = commons.settings
         self._database = database
-        self._incarnation = incarnation
-        self._clock = clock
-        self._database_clock = database_clock
-        self._counters = counters
+        self._incarnation = commons.node
+        self._clock = clock = commons.clock
+        self._database_clock = commons.database_clock
+        self._counters = commons.counters
         self._witnesses = witnesses
-        self._beat_us = beat_interval_us
-        self._ttl_us = ttl_us
-        self._margin_us = ttl_us // _MARGIN_SHARE
-        self._stall_us = loop_stall_limit_us
-        self._judge = Judge(ttl_us)
+        self._beat_us = round(settings.beat_interval_s * 1e6)
+        self._ttl_us = round(settings.lease_ttl_s * 1e6)
+        self._margin_us = self._ttl_us // _MARGIN_SHARE
+        self._stall_us = round(settings.loop_stall_limit_s * 1e6)
+        self._judge = Judge(self._ttl_us)
         self._home = asyncio.get_running_loop()
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -131,8 +119,7 @@ class Membership:
         if loop is not None and stop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(stop.set)
         if thread is not None:
-            while thread.is_alive():
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(thread.join)
 
     # --- in the thread ---------------------------------------------------------------------
 

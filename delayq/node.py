@@ -116,9 +116,7 @@ class Node:
             self._life.request_stop()
 
     def _new_life(self) -> Incarnation:
-        return Incarnation(
-            self._database, self._registry, self._settings, self._clock, self._kinds
-        )
+        return Incarnation(self._database, self._registry, self._settings, self._clock, self._kinds)
 
     async def _live(self) -> None:
         life = self._life

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from delayq.clock import DatabaseClock
 from delayq.lease import Outcome
 from delayq.log import log
 from delayq.store import RunningRow, Settled
@@ -17,8 +16,7 @@ from delayq.store import RunningRow, Settled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delayq.metrics import Counters
-    from delayq.store import Store
+    from delayq.commons import Commons
 
 _PAGE: Final = 1_000
 
@@ -28,18 +26,14 @@ class Orphanage:
 
     def __init__(
         self,
-        store: Store,
-        clock: DatabaseClock,
-        counters: Counters,
-        *,
-        overdue_us: int,
+        commons: Commons,
         holds: Callable[[int], bool],
         adopted: Callable[[list[Settled]], None],
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._counters = counters
-        self._overdue_us = overdue_us
+        self._store = commons.store
+        self._clock = commons.database_clock
+        self._counters = commons.counters
+        self._overdue_us = round(2 * commons.settings.beat_interval_s * 1e6)
         self._holds = holds
         self._adopted = adopted
         self._suspects: dict[int, int] = {}  # id -> token, of ours and not held
@@ -103,4 +97,3 @@ class Orphanage:
             5,
         )
         self._adopted(released)
-

@@ -12,15 +12,16 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from delayq.clock import Clock
 from delayq.database import is_transient
 from delayq.errors import DelayQError
 from delayq.lease import Lease, Outcome, Settlement
 from delayq.log import log
-from delayq.metrics import Counters
-from delayq.store import Settled, Store
+from delayq.store import Settled
+
+if TYPE_CHECKING:
+    from delayq.commons import Commons
 
 T = TypeVar("T")
 
@@ -38,19 +39,11 @@ OnSettled = Callable[[Sequence[tuple[Lease, Settled | None]]], None]
 class Settler:
     """The settle batches of one incarnation. `run` is its loop; `on_settled` hears of the ends."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        counters: Counters,
-        *,
-        errors_kept: int,
-        on_settled: OnSettled,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._counters = counters
-        self._errors_kept = errors_kept
+    def __init__(self, commons: Commons, on_settled: OnSettled) -> None:
+        self._store = commons.store
+        self._clock = commons.clock
+        self._counters = commons.counters
+        self._errors_kept = commons.settings.errors_kept
         self._on_settled = on_settled
         self._succeeded: deque[Lease] = deque()
         self._others: deque[Settlement] = deque()
@@ -219,9 +212,7 @@ class Settler:
             self._waits.pop(lease.id, None)
         self._on_settled(over)
 
-    async def _tell_apart(
-        self, batch: list[Settlement]
-    ) -> list[tuple[Lease, Settled | None]]:
+    async def _tell_apart(self, batch: list[Settlement]) -> list[tuple[Lease, Settled | None]]:
         resent = self._resent
         ids = [s.lease.id for s in batch]
         tokens = [s.lease.token for s in batch]

@@ -97,9 +97,10 @@ class Store:
         self._sql = {
             name: statement(name)
             for name in (
-                "activate adopt cancel_flags clock drain drop_partitions end_idempotency forget hint_horizon"
-                " holds lease leave look make_partitions overdue payload prune_default"
-                " prune_idempotency register running set_aside settle settle_succeeded tell_apart window"
+                "activate adopt cancel_flags clock drain drop_partitions end_idempotency forget"
+                " hint_horizon holds lease leave look make_partitions overdue payload"
+                " prune_default prune_idempotency register running set_aside settle"
+                " settle_succeeded tell_apart window"
             ).split()
         }
 

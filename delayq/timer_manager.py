@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from delayq.alarm import Alarm
-from delayq.clock import DatabaseClock
 from delayq.errors import DelayQError, InvalidArgument
 from delayq.log import log
 from delayq.ranks import BUCKETS, Role, Roles, bucket_of
@@ -21,11 +20,9 @@ from delayq.timer_heap import Timer, TimerHeap
 from delayq.window import BEGINNING_US, Watermarks, rest
 
 if TYPE_CHECKING:
+    from delayq.commons import Commons
     from delayq.dispatcher import Dispatcher
     from delayq.executor import Executor
-    from delayq.metrics import Counters
-    from delayq.settings import Settings
-    from delayq.store import Store
 
 _PAGE_ROWS: Final = 2_000
 _TURN_ROWS: Final = 400
@@ -41,21 +38,15 @@ class TimerManager:
     """Timers of one incarnation. `load` and `fire` are its steps; loops belong to the node."""
 
     def __init__(
-        self,
-        store: Store,
-        database_clock: DatabaseClock,
-        dispatcher: Dispatcher,
-        executor: Executor,
-        counters: Counters,
-        settings: Settings,
-        kinds: Iterable[str],
+        self, commons: Commons, dispatcher: Dispatcher, executor: Executor, kinds: Iterable[str]
     ) -> None:
-        self._store = store
-        self._clock = database_clock
+        settings = commons.settings
+        self._store = commons.store
+        self._clock = commons.database_clock
+        self._counters = commons.counters
         self._dispatcher = dispatcher
         self._executor = executor
-        self._counters = counters
-        self._sweep_us = round(settings.sweep_interval_s * 1e6)
+        self._sweep_us = commons.sweep_us
         self._horizon_us = max(round(settings.horizon_s * 1e6), 3 * self._sweep_us)
         self._understudy_us = settings.understudy_delay_ms * 1000
         self._max_timers = settings.max_timers
@@ -69,15 +60,15 @@ class TimerManager:
         self._sweeping = asyncio.Lock()
         self._more = asyncio.Event()
         self._page_rows = min(_PAGE_ROWS, self._max_timers // 4)
-        self._owned_alarm = Alarm(database_clock, self.fire)
-        self._standby_alarm = Alarm(database_clock, self._fire_standby)
+        self._owned_alarm = Alarm(self._clock, self.fire)
+        self._standby_alarm = Alarm(self._clock, self._fire_standby)
         self._snapshot: int | None = None  # xmin from before the first page of the last re-check
         self._server_started_us: int | None = None
         self._server_changed = False
         self._overdue_left = False
         self._stopped = False
         self._loop = asyncio.get_running_loop()
-        database_clock.on_step.append(self._hear_step)
+        self._clock.on_step.append(self._hear_step)
 
     # --- arming ------------------------------------------------------------------------------
 
@@ -220,7 +211,7 @@ class TimerManager:
     # --- loading -------------------------------------------------------------------------------
 
     async def rescan(self) -> None:
-        """Read everything again, from the beginning: at a start, after a lost LISTEN or failover."""
+        """Read everything again: at a start, after a lost LISTEN, after a failover."""
         async with self._sweeping:
             self._marks.rewind()
             await self._load_window()
@@ -365,7 +356,7 @@ class TimerManager:
                 else:
                     owned(task_id, at_us, kind, priority)
             elif role is Role.UNDERSTUDY:
-                standby(task_id, at_us if at_us > now_us else now_us, kind, priority)
+                standby(task_id, max(now_us, at_us), kind, priority)
 
         if due:
             self._dispatcher.offer(due)
@@ -391,4 +382,3 @@ class TimerManager:
                 self.forget(timer.id)
             self._dispatcher.offer(timers)
             self._overdue_left = len(timers) == limit
-

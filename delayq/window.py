@@ -65,7 +65,9 @@ class Watermarks:
 
     def cursors_behind(self, from_us: int) -> Cursors:
         """The slice that is loaded already, from `from_us` up to each bucket's mark."""
-        behind = {bucket: mark.at_us for bucket, mark in self._marks.items() if mark.at_us > from_us}
+        behind = {
+            bucket: mark.at_us for bucket, mark in self._marks.items() if mark.at_us > from_us
+        }
         return _cursors({bucket: Mark(from_us - 1) for bucket in behind}, behind)
 
     def note(self, cursors: Cursors, page: Page, limit: int) -> Cursors:

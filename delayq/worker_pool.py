@@ -49,11 +49,27 @@ class _Worker:
         self.task: asyncio.Task[None] | None = None
 
 
+class _Turn:
+    """How long a worker may go on before the loop must turn."""
+
+    __slots__ = ("_ends", "_items")
+
+    def __init__(self) -> None:
+        self._ends = monotonic() + _TURN_S
+        self._items = 0
+
+    def over(self) -> bool:
+        """One more item is done. The clock is read now and then only."""
+        self._items += 1
+        return self._items % _CHECK_EVERY == 0 and monotonic() > self._ends
+
+
 class WorkerPool(Generic[T]):
     """At most `max_workers` items run at once; `min_workers` stay when there is nothing to do.
 
     `run(item, task)` handles one item, inside the asyncio task that it is told (to be cancelled
-    from elsewhere), and must not raise; if it does, `on_crash` is told and the worker goes on. `on_free()` is called after each item: there may be room for another.
+    from elsewhere), and must not raise; if it does, `on_crash` is told and the worker goes on.
+    `on_free()` is called after each item: there may be room for another.
     """
 
     def __init__(
@@ -167,50 +183,54 @@ class WorkerPool(Generic[T]):
         worker.task = asyncio.get_running_loop().create_task(self._work(worker))
 
     async def _work(self, worker: _Worker) -> None:
-        queue, copy_context = self._queue, contextvars.copy_context
-        clean = copy_context()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a worker is a task
+        copy_context = contextvars.copy_context
+        clean = copy_context()
+        turn = _Turn()
+        # counted by whoever woke or launched it; `open` launches without counting
+        self._waking = max(0, self._waking - 1)
         try:
-            # counted by whoever woke or launched it; `open` launches without counting
-            self._waking = max(0, self._waking - 1)
-            turn_ends = monotonic() + _TURN_S
-            in_a_row = 0
             while not self._closed:
-                if not queue:
+                if not self._queue:
                     if not await self._wait(worker):
                         return
-                    turn_ends = monotonic() + _TURN_S
+                    turn = _Turn()
                     continue
-                item = queue.popleft()
-                worker.state = WorkerState.WORKING
-                self._busy += 1
-                if queue and not self._waking:
-                    self._wake_one()
-                try:
-                    await self._run(item, task)
-                except asyncio.CancelledError:
-                    if self._closed:
-                        raise
-                    self._on_crash(item, asyncio.CancelledError())
-                except BaseException as error:  # noqa: BLE001 - a crash of one item is not the pool's
-                    self._on_crash(item, error)
-                finally:
-                    self._busy -= 1
-                    self.finished += 1
-                self._on_free()
+                await self._handle(worker, task)
                 if copy_context() != clean:
                     return  # the item left context variables behind: they end with this worker
-                in_a_row += 1
-                if in_a_row % _CHECK_EVERY == 0 and monotonic() > turn_ends:
+                if turn.over():
                     await asyncio.sleep(0)
-                    turn_ends = monotonic() + _TURN_S
+                    turn = _Turn()
         finally:
-            worker.state = WorkerState.STOPPED
-            self._workers.discard(worker)
-            if queue and not self._closed and not self._waking:
-                self._wake_one()
-            self._note_idle()
+            self._stopped(worker)
+
+    async def _handle(self, worker: _Worker, task: asyncio.Task[None]) -> None:
+        item = self._queue.popleft()
+        worker.state = WorkerState.WORKING
+        self._busy += 1
+        if self._queue and not self._waking:
+            self._wake_one()
+        try:
+            await self._run(item, task)
+        except asyncio.CancelledError as error:
+            if self._closed:
+                raise
+            self._on_crash(item, error)
+        except BaseException as error:  # noqa: BLE001 - a crash of one item is not the pool's
+            self._on_crash(item, error)
+        finally:
+            self._busy -= 1
+            self.finished += 1
+        self._on_free()
+
+    def _stopped(self, worker: _Worker) -> None:
+        worker.state = WorkerState.STOPPED
+        self._workers.discard(worker)
+        if self._queue and not self._closed and not self._waking:
+            self._wake_one()
+        self._note_idle()
 
     async def _wait(self, worker: _Worker) -> bool:
         """Wait for work; False if it is time to retire."""

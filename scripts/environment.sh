@@ -85,6 +85,6 @@ make_environment() {
 install_into() {
     local folder=$1
     shift
-    "$folder/bin/python" -m pip install --quiet --constraint scripts/constraints.txt "$@" ||
+    "$folder/bin/python" -m pip install -qq --constraint scripts/constraints.txt "$@" ||
         die "cannot install $*"
 }

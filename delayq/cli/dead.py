@@ -15,11 +15,11 @@ from delayq.cli.exits import Exit
 from delayq.cli.options import Invocation, limit_option, pass_invocation, shared_options
 from delayq.cli.output import answer, write_line
 from delayq.cli.place import connection, database
-from delayq.cli.verbs import client
 from delayq.cli.signals import run_until_signal
 from delayq.cli.tasks import ListOptions, show_page
 from delayq.cli.text import one_line
 from delayq.cli.values import Duration, TaskId
+from delayq.cli.verbs import client
 from delayq.client import Client
 from delayq.database import Database
 from delayq.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, SchemaMissing
@@ -74,9 +74,7 @@ def list_dead(
     invocation: Invocation, kind: str | None, key: str | None, limit: int, after_id: int | None
 ) -> None:
     """List dead tasks with their last error, a page at a time."""
-    options = ListOptions(
-        state=TaskState.DEAD, kind=kind, key=key, limit=limit, after_id=after_id
-    )
+    options = ListOptions(state=TaskState.DEAD, kind=kind, key=key, limit=limit, after_id=after_id)
     show_page(invocation, options)
 
 
@@ -103,7 +101,9 @@ def revive(
     async def act(verbs: Client, batch: Sequence[int]) -> Mapping[int, StrEnum]:
         return await verbs.revive_many(batch, spread=spread or timedelta())
 
-    return _report(invocation, run_until_signal(_go_through(invocation, chosen, act)), Revive.REVIVED)
+    return _report(
+        invocation, run_until_signal(_go_through(invocation, chosen, act)), Revive.REVIVED
+    )
 
 
 @dead.command("discard")
@@ -158,7 +158,7 @@ async def _batches(place: Database, chosen: Chosen) -> AsyncIterator[Sequence[in
 
 
 async def _act(verbs: Client, batch: Sequence[int], act: Act, outcome: Outcome) -> None:
-    """Act on a batch; if the database refuses it, on its halves, so that one odd row fails alone."""
+    """Act on a batch; on its halves if the database refuses it: one odd row fails alone."""
     try:
         answers = await act(verbs, batch)
     except (DatabaseUnavailable, DatabaseTimeout, SchemaMissing):

@@ -164,26 +164,28 @@ async def _privileges(store: ReportStore, server: figures.Row) -> Check:
 
 
 async def _route(database: Database, conn: Connection, pool: Pool) -> Route:
-    before = await ReportStore(conn).backend()
     # A pooler makes up the number that the server should have given at the start.
-    apart = conn.get_server_pid() != before
+    apart = conn.get_server_pid() != await ReportStore(conn).backend()
     moved = survive = None
     if apart or database.behind_pooler:
-        moved, survive = await _session_lasts(conn, pool, before)
+        moved, survive = await _session_lasts(conn, pool)
     return Route(apart or database.behind_pooler, database.behind_pooler, moved, survive)
 
 
-async def _session_lasts(
-    conn: Connection, pool: Pool, before: int
-) -> tuple[bool | None, bool | None]:
-    """(was another backend given, did a prepared statement last): while a third party is busy."""
+async def _session_lasts(conn: Connection, pool: Pool) -> tuple[bool | None, bool | None]:
+    """(is our backend given to others, does a prepared statement last); None: not to be told.
+
+    Poolers hand out first what was given back last. So the other session, connected before we
+    use ours and then busy in a transaction, is given our backend, and we get another one.
+    """
+    store = ReportStore(conn)
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            store = ReportStore(conn)
+        async with asyncio.timeout(PATIENCE_S), pool.acquire() as other:
             prepared = await store.prepare()
-            async with pool.acquire() as other, other.transaction():
-                await ReportStore(other).backend()  # holds the backend that we had
-                moved = await store.backend() != before
+            ours = await store.backend()
+            async with other.transaction():
+                taken = await ReportStore(other).backend() == ours
+                moved = taken or await store.backend() != ours
                 return moved, await store.lasts(prepared)
     except TimeoutError:
         return None, None

@@ -12,10 +12,10 @@ from delayq.cli.figures import NodeFigures, node_of
 from delayq.cli.options import Invocation, pass_invocation, shared_options
 from delayq.cli.output import answer, write_line, write_table
 from delayq.cli.place import reports
-from delayq.cli.verbs import verbs_of
 from delayq.cli.signals import run_until_signal
 from delayq.cli.stats_json import node_document
 from delayq.cli.text import clipped, instant, short
+from delayq.cli.verbs import verbs_of
 
 _NODES: Final = 1_000
 _COLUMNS: Final = ("NODE", "NAME", "HOST", "PID", "VERSION", "STATE", "STARTED", "KINDS")

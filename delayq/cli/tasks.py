@@ -11,7 +11,6 @@ import click
 from delayq.cli.exits import Exit
 from delayq.cli.options import Invocation, limit_option, pass_invocation, shared_options
 from delayq.cli.output import answer, write_fields, write_line, write_table
-from delayq.cli.verbs import verbs_of
 from delayq.cli.signals import run_until_signal
 from delayq.cli.task_view import (
     TASK_COLUMNS,
@@ -22,7 +21,8 @@ from delayq.cli.task_view import (
     scheduled_text,
     task_document,
 )
-from delayq.cli.values import Duration, Instant, TaskId, headers_of, payload_text, when
+from delayq.cli.values import Duration, Instant, TaskId, headers_of, payload_text, when, word_of
+from delayq.cli.verbs import verbs_of
 from delayq.model import Cancel, OnConflict, Reschedule, ScheduledTask, Task, TaskRequest, TaskState
 from delayq.request import build_request
 
@@ -41,7 +41,7 @@ class ScheduleOptions(TypedDict):
     """The options of `schedule` that go into the request as they are."""
 
     key: str | None
-    on_conflict: str
+    on_conflict: OnConflict
     idempotency_key: str | None
     priority: int
     max_attempts: int | None
@@ -77,6 +77,7 @@ def when_options(command: F) -> F:
 @click.option(
     "--on-conflict",
     type=click.Choice([choice.value for choice in OnConflict]),
+    callback=word_of(OnConflict),
     default=OnConflict.KEEP.value,
     show_default=True,
     help="What to do if a live task holds the key.",
@@ -110,7 +111,7 @@ def schedule(
         delay=delay_or_not,
         at=at_or_not,
         headers=headers_of(headers),
-        **(options | {"on_conflict": OnConflict(options["on_conflict"])}),
+        **options,
     )
     task = run_until_signal(_schedule(invocation, request))
     answer(
@@ -252,7 +253,9 @@ class ListOptions(TypedDict):
 
 
 @click.command("list")
-@click.option("--state", type=click.Choice([state.value for state in TaskState]))
+@click.option(
+    "--state", type=click.Choice([state.value for state in TaskState]), callback=word_of(TaskState)
+)
 @click.option("--kind")
 @click.option("--key")
 @limit_option(50)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     _KindsType = click.ParamType[tuple[str, ...]]
 else:  # a class without parameters in older releases
     _IdType = _DurationType = _InstantType = _KindsType = click.ParamType
+
+E = TypeVar("E", bound=StrEnum)
 
 _STDIN: Final = "-"
 _ID: Final = re.compile(r"[0-9]{1,19}")
@@ -92,6 +95,15 @@ class Kinds(_KindsType):
         if not kinds:
             self.fail("name at least one kind", param, ctx)
         return kinds
+
+
+def word_of(words: type[E]) -> Callable[[click.Context, click.Parameter, str | None], E | None]:
+    """A callback that makes the chosen word a member of its enum."""
+
+    def convert(_ctx: click.Context, _param: click.Parameter, value: str | None) -> E | None:
+        return None if value is None else words(value)
+
+    return convert
 
 
 def when(

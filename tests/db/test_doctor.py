@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -14,12 +15,14 @@ from delayq.cli import examine as examining
 from delayq.cli.checks import Check, Limits, worst
 from delayq.cli.examine import examine
 from delayq.database import Database, parse_dsn
+from delayq.report_store import ReportStore
 from delayq.settings import Settings, load_settings
+from tests.db.test_pooler import DROPPED, Behind, behind  # noqa: F401 - a fixture
 from tests.db.test_stats import node, pending
-from tests.helpers import Server, connected
+from tests.helpers import Server, absent, connected
 
 if TYPE_CHECKING:
-    from delayq.cli.place import Connection
+    from delayq.database import Connection
 
 # Other tests of the same server have transactions and slots of their own.
 PATIENT = Limits(transaction_warn_s=3_000)
@@ -58,8 +61,9 @@ async def test_a_healthy_database_gets_no_failure(
     found = await findings(database, settings)
     assert {name for name, check in found.items() if check.status == "fail"} == set()
     assert list(found) == [
-        "connection", "server", "clock", "time zone", "connections", "pooler", "listen", "notify queue",
-        "old snapshots", "schema", "privileges", "partitions", "vacuum", "nodes", "kinds", "overdue", "running",
+        "connection", "server", "clock", "time zone", "connections", "pooler", "listen",
+        "notify queue", "old snapshots", "schema", "privileges", "partitions", "vacuum",
+        "nodes", "kinds", "overdue", "running",
     ]  # fmt: skip
     assert found["listen"].status == "ok"
     assert all(check.finding for check in found.values())
@@ -90,7 +94,9 @@ async def test_a_missing_schema(empty_dsn: str, settings: Settings) -> None:
 async def test_an_old_and_a_new_schema(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
-    await conn.execute("insert into delayq.migrations (version, name, checksum) values (999, 'x', 'x')")
+    await conn.execute(
+        "insert into delayq.migrations (version, name, checksum) values (999, 'x', 'x')"
+    )
     assert "999" in (await findings(database, settings))["schema"].finding
     await conn.execute("delete from delayq.migrations where version > 1")
     assert "version 1" in (await findings(database, settings))["schema"].finding
@@ -141,7 +147,9 @@ async def test_a_time_zone_that_bare_instants_fall_into(
 async def test_a_column_that_lost_its_time_zone(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
-    await conn.execute("alter table delayq.kinds alter column updated_at type timestamp using now()")
+    await conn.execute(
+        "alter table delayq.kinds alter column updated_at type timestamp using now()"
+    )
     assert (await findings(database, settings))["time zone"].status == "fail"
 
 
@@ -159,8 +167,8 @@ async def test_a_connection_limit_that_leaves_no_room(
 async def test_clocks_that_disagree(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = examining.time.time_ns()
-    monkeypatch.setattr(examining.time, "time_ns", lambda: here - 3_600 * 10**9)
+    here = time.time_ns()
+    monkeypatch.setattr("time.time_ns", lambda: here - 3_600 * 10**9)
     found = (await findings(database, settings))["clock"]
     assert found.status == "warn"
     assert "1h ahead of this computer's" in found.finding
@@ -172,7 +180,7 @@ async def test_a_notification_that_does_not_arrive(
     async def swallow(*_: object) -> None:
         return
 
-    monkeypatch.setattr(examining.ReportStore, "notify", swallow)
+    monkeypatch.setattr(ReportStore, "notify", swallow)
     monkeypatch.setattr(examining, "PATIENCE_S", 0.1)
     found = (await findings(database, settings))["listen"]
     assert found.status == "warn"
@@ -242,9 +250,11 @@ async def test_missing_partitions_and_rows_in_the_default_one(
     await conn.execute("select delayq.make_partitions(7)")
     assert (await findings(database, settings))["partitions"].status == "ok"
     await conn.execute(
-        """insert into delayq.task_history (id, kind, state, headers, priority, due_at, execute_at, created_at, attempt,
-                                            interruptions, errors, lease_token, finished_at)
-           values (1, 'a', 'cancelled', '{}', 0, now(), now(), now(), 0, 0, '[]', 0, now() - interval '9 days')"""
+        """insert into delayq.task_history (
+               id, kind, state, headers, priority, due_at, execute_at, created_at, attempt,
+               interruptions, errors, lease_token, finished_at)
+           values (1, 'a', 'cancelled', '{}', 0, now(), now(), now(), 0, 0, '[]', 0,
+                   now() - interval '9 days')"""
     )
     found = (await findings(database, settings))["partitions"]
     assert found.status == "warn"
@@ -256,10 +266,12 @@ async def test_a_transaction_that_stays_open(
     dsn: str, database: Database, settings: Settings
 ) -> None:
     limits = dataclasses.replace(PATIENT, transaction_warn_s=0)
-    async with connected(dsn, server_settings={"application_name": "forgotten"}) as stranger:
-        async with stranger.transaction(isolation="repeatable_read"):
-            pid = await stranger.fetchval("select pg_backend_pid()")
-            found = (await findings(database, settings, limits))["old snapshots"]
+    async with (
+        connected(dsn, server_settings={"application_name": "forgotten"}) as stranger,
+        stranger.transaction(isolation="repeatable_read"),
+    ):
+        pid = await stranger.fetchval("select pg_backend_pid()")
+        found = (await findings(database, settings, limits))["old snapshots"]
     assert found.status == "warn"
     assert f"pid {pid} (forgotten)" in found.finding
     assert "pg_terminate_backend" in found.advice
@@ -269,7 +281,8 @@ async def test_a_prepared_transaction(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
     name = f"forgotten-{await conn.fetchval('select current_database()')}"
-    await conn.execute("set delayq.hints = off")
+    if await conn.fetchval("show max_prepared_transactions") == "0":
+        absent("prepared transactions (max_prepared_transactions is 0)")
     await conn.execute("begin")
     await conn.execute("insert into delayq.kinds (kind) values ('x')")
     await conn.execute(f"prepare transaction '{name}'")
@@ -316,6 +329,35 @@ async def test_dead_rows_that_pile_up(
         while (found := (await findings(database, settings, limits))["vacuum"]).status == "ok":
             await conn.fetchval("select pg_stat_clear_snapshot()")
     assert "tasks has 50 dead rows" in found.finding
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("ignored", ["", DROPPED], ids=["refusing", "dropping"])
+async def test_a_pooler_in_transaction_mode(
+    behind: Behind,  # noqa: F811 - the fixture
+    settings: Settings,
+    ignored: str,
+) -> None:
+    async with behind(pool_mode="transaction", ignore_startup_parameters=ignored) as database:
+        found = await findings(database, settings)
+    assert found["pooler"].status == "warn"
+    assert "transaction mode" in found["pooler"].finding
+    assert "prepared statements fail" in found["pooler"].finding
+    assert "straight at PostgreSQL" in found["pooler"].advice
+    assert found["listen"].status == "warn"
+    assert found["schema"].status == "ok"
+
+
+@pytest.mark.more
+async def test_a_pooler_in_session_mode(
+    behind: Behind,  # noqa: F811 - the fixture
+    settings: Settings,
+) -> None:
+    async with behind(pool_mode="session", ignore_startup_parameters=DROPPED) as database:
+        found = await findings(database, settings)
+    assert "start-up settings are dropped" in found["pooler"].finding
+    assert "transaction mode" not in found["pooler"].finding
+    assert found["listen"].status == "ok"
 
 
 async def test_hostile_names_are_shown_as_text(

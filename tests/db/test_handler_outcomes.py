@@ -115,25 +115,33 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_attempt_and_no_othe
     app: Application, conn: Connection
 ) -> None:
     @app.task(max_attempts=1)
-    async def suicidal(wait: bool) -> None:
+    async def suicidal(how: str) -> None:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        if wait:
+        if how == "waits":
             await asyncio.sleep(0)
+        if how == "raises":
+            raise ValueError(how)
 
     @app.task(max_attempts=1)
-    async def next_one() -> None:
+    async def innocent() -> None:
         await asyncio.sleep(0.001)
 
-    async with app.node(min_workers=1, max_workers=1):
-        waits = await schedule(conn, "suicidal", {"wait": True})
-        returns = await schedule(conn, "suicidal", {"wait": False})
-        others = [await schedule(conn, "next_one") for _ in range(5)]
-        assert (await ended(conn, waits)).state == "dead"
-        assert (await ended(conn, returns)).state == "succeeded"
-        ends = (await all_ended(conn, others)).values()
-    assert [end.state for end in ends] == ["succeeded"] * 5
+    async with app.node(min_workers=1, max_workers=1) as node:
+        pool = life(node)._pool
+        states: dict[str, str] = {}
+        innocents: list[int] = []
+        for how in ("waits", "returns", "raises"):
+            # both are leased before the first of them runs, so that one worker runs them in a row
+            pool._max, pool_max = 2, pool._max
+            first = await schedule(conn, "suicidal", {"how": how})
+            innocents += [await schedule(conn, "innocent") for _ in range(3)]
+            states[how] = (await ended(conn, first)).state
+            pool._max = pool_max
+        ends = (await all_ended(conn, innocents)).values()
+    assert states == {"waits": "dead", "returns": "succeeded", "raises": "dead"}
+    assert [end.state for end in ends] == ["succeeded"] * 9
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +20,20 @@ from delayq.report_store import ReportStore
 from tests.helpers import advance_clock, connected
 
 if TYPE_CHECKING:
-    from delayq.cli.place import Connection
+    from delayq.database import Connection
 
 HISTORY = """
     insert into delayq.task_history (
-        id, kind, state, headers, priority, due_at, execute_at, created_at, attempt, interruptions, errors,
-        node, lease_token, started_at, finished_at, lateness_us)
+        id, kind, state, headers, priority, due_at, execute_at, created_at, attempt,
+        interruptions, errors, node, lease_token, started_at, finished_at, lateness_us)
     select i, $1, $2, '{}', 0, at, at, at, $3, 0, '[]', 7, 1, at, at + interval '2 ms', i * 1000
       from generate_series(1, $4::int) as i, lateral (select delayq.clock() - $5::interval as at) as f
 """
 RUNNING = """
-    insert into delayq.tasks (kind, execute_at, state, lease_owner, lease_token, attempt, leased_at, deadline_at)
-    overriding system value
-    select $1, delayq.clock() - $2::interval, 'running', $3, 1, 1, delayq.clock() - $2::interval,
-           delayq.clock() + $4::interval
+    insert into delayq.tasks (kind, execute_at, state, lease_owner, lease_token, attempt,
+                              leased_at, deadline_at)
+    select $1, delayq.clock() - $2::interval, 'running', $3, 1, 1,
+           delayq.clock() - $2::interval, delayq.clock() + $4::interval
 """
 NODE = """
     insert into delayq.nodes (id, name, host, pid, version, kinds, state, expires_at, counters)
@@ -53,7 +52,12 @@ async def pending(conn: Connection, kind: str, seconds: float, count: int = 1) -
 
 
 async def finished(
-    conn: Connection, kind: str, count: int, state: str = "succeeded", ago_s: float = 60, attempt: int = 1
+    conn: Connection,
+    kind: str,
+    count: int,
+    state: str = "succeeded",
+    ago_s: float = 60,
+    attempt: int = 1,
 ) -> None:
     await conn.execute(HISTORY, kind, state, attempt, count, timedelta(seconds=ago_s))
 
@@ -66,8 +70,8 @@ async def node(
 
 
 @pytest.fixture
-async def store(conn: Connection) -> AsyncIterator[ReportStore]:
-    yield ReportStore(conn)
+def store(conn: Connection) -> ReportStore:
+    return ReportStore(conn)
 
 
 def both_forms(stats: Stats, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
@@ -234,10 +238,11 @@ async def test_dead_tasks_are_counted_by_kind(conn: Connection, store: ReportSto
 
 async def dead(conn: Connection, kind: str, count: int, at: str = "now()") -> None:
     await conn.execute(
-        f"""insert into delayq.dead_tasks (id, kind, payload, headers, priority, due_at, execute_at, created_at,
-                                           attempt, interruptions, errors, lease_token, finished_at)
-            select (select coalesce(max(id), 0) from delayq.dead_tasks) + i, $1, '{{}}', '{{}}', 0, {at}, {at}, {at},
-                   1, 0, '[]', 1, {at}
+        f"""insert into delayq.dead_tasks (
+                id, kind, payload, headers, priority, due_at, execute_at, created_at, attempt,
+                interruptions, errors, lease_token, finished_at)
+            select (select coalesce(max(id), 0) from delayq.dead_tasks) + i, $1, '{{}}', '{{}}',
+                   0, {at}, {at}, {at}, 1, 0, '[]', 1, {at}
               from generate_series(1, $2::int) as i""",
         kind,
         count,
@@ -249,19 +254,28 @@ async def test_odd_rows_spoil_nothing(
 ) -> None:
     await pending(conn, "\x1b[2Jevil\nkind", -10)
     await pending(conn, "a", -10)
-    await conn.execute("update delayq.tasks set payload = 'null', errors = '7', key = e'new\\nline' where kind = 'a'")
+    await conn.execute(
+        """update delayq.tasks set payload = 'null', errors = '7', key = e'new\\nline'
+            where kind = 'a'"""
+    )
     await conn.execute(RUNNING, "a", timedelta(minutes=5), 9, timedelta(seconds=5))
-    await conn.execute("update delayq.tasks set leased_at = '-infinity', deadline_at = '-infinity' where state = 'running'")
+    await conn.execute(
+        """update delayq.tasks set leased_at = '-infinity', deadline_at = '-infinity'
+            where state = 'running'"""
+    )
     await dead(conn, "a", 2, "'infinity'::timestamptz")
     await dead(conn, "a", 2, "'12000-01-01'::timestamptz")
     await finished(conn, "a", 2)
-    await conn.execute("update delayq.task_history set started_at = '-infinity', lateness_us = -9223372036854775808")
+    await conn.execute(
+        """update delayq.task_history
+              set started_at = '-infinity', lateness_us = -9223372036854775808"""
+    )
     await finished(conn, "b", 2)
     await conn.execute("update delayq.task_history set finished_at = 'infinity' where kind = 'b'")
     await node(conn, 1, ["a"], counters='["odd"]')
     await conn.execute(
-        """update delayq.nodes set started_at = '-infinity', expires_at = 'infinity', kinds = '{NULL,a}',
-                                   name = e'\\u009b31m', version = ''"""
+        """update delayq.nodes set started_at = '-infinity', expires_at = 'infinity',
+                                   kinds = '{NULL,a}', name = e'\\u009b31m', version = ''"""
     )
     await node(conn, 2, ["a"])
     await conn.execute("update delayq.nodes set expires_at = '12000-01-01' where id = 2")
@@ -309,11 +323,13 @@ async def test_a_million_pending_tasks_are_told_in_half_a_second(
     await conn.execute("set delayq.hints = off")
     await conn.execute(
         """insert into delayq.tasks (kind, execute_at)
-           select 'kind' || i % 7, delayq.clock() + (i - 50000) * interval '1 s' from generate_series(1, 1000000) as i""",
+           select 'kind' || i % 7, delayq.clock() + (i - 50000) * interval '1 s'
+             from generate_series(1, 1000000) as i""",
         timeout=180,
     )
     await finished(conn, "a", 200_000)
     took = []
+    stats = await collect(store)
     for _ in range(3):
         started = time.monotonic()
         stats = await collect(store)

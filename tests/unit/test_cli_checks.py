@@ -25,7 +25,7 @@ S = 1_000_000
 
 
 def test_the_worst_finding_decides() -> None:
-    ok, warn, fail = (Check("x", status, "") for status in ("ok", "warn", "fail"))  # type: ignore[arg-type]
+    ok, warn, fail = (Check("x", status, "") for status in ("ok", "warn", "fail"))
     assert worst([ok, warn, fail]) == "fail"
     assert worst([ok, warn]) == "warn"
     assert worst([]) == "ok"
@@ -127,9 +127,7 @@ def test_kinds_that_nobody_serves() -> None:
     assert checks.served_kinds(waiting, [node(kinds=["a", "b\x1b"])]).status == "ok"
 
 
-@pytest.mark.parametrize(
-    ("late_s", "status"), [(0, "ok"), (4, "ok"), (6, "warn"), (61, "fail")]
-)
+@pytest.mark.parametrize(("late_s", "status"), [(0, "ok"), (4, "ok"), (6, "warn"), (61, "fail")])
 def test_overdue_tasks(late_s: int, status: str) -> None:
     waiting = due_of([due(oldest_us=1_000 * S)])
     now_us = (1_000 + late_s) * S
@@ -170,8 +168,9 @@ def test_running_tasks_past_their_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("days", "strays", "status"), [(8, 0, "ok"), (3, 0, "ok"), (2, 0, "warn"), (8, 1, "warn"), (0, 9, "fail")]
-)  # fmt: skip
+    ("days", "strays", "status"),
+    [(8, 0, "ok"), (3, 0, "ok"), (2, 0, "warn"), (8, 1, "warn"), (0, 9, "fail")],
+)
 def test_partitions(days: int, strays: int, status: str) -> None:
     found = checks.partitions({"days": days, "in_default": strays}, LIMITS)
     assert found.status == status

@@ -26,7 +26,16 @@ def test_text_that_prints_is_left_alone(text: str) -> None:
 def test_control_characters_are_spelled_out() -> None:
     shown = neutral(HOSTILE)
     assert shown.isprintable()
-    for spelled in (r"\x1b[2J", r"\x07", r"\r\n", r"\x9b", r"\u202e", r"\u2028", r"\ud800", r"\x00"):
+    for spelled in (
+        r"\x1b[2J",
+        r"\x07",
+        r"\r\n",
+        r"\x9b",
+        r"\u202e",
+        r"\u2028",
+        r"\ud800",
+        r"\x00",
+    ):
         assert spelled in shown
 
 

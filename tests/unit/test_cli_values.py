@@ -28,7 +28,9 @@ def test_task_ids_are_exact(text: str) -> None:
     assert TaskId().convert(text, None, None) == int(text)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "", "1.0", "1e3", "x", str(2**63), "１", "9" * 5000])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "", "1.0", "1e3", "x", str(2**63), "\uff11", "9" * 5000]
+)
 def test_what_is_no_task_id_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="whole number"):
         TaskId().convert(text, None, None)
@@ -64,7 +66,9 @@ def test_a_task_is_due_after_a_delay_or_at_an_instant() -> None:
             when(*both)
 
 
-@pytest.mark.parametrize("text", ["TOPSECRET", '{"token": TOPSECRET}', '["TOPSECRET"]', '{"a":NaN}'])
+@pytest.mark.parametrize(
+    "text", ["TOPSECRET", '{"token": TOPSECRET}', '["TOPSECRET"]', '{"a":NaN}']
+)
 def test_a_refused_payload_is_not_repeated(text: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         payload_text(text, 1_000)
