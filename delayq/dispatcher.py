@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
@@ -21,9 +20,10 @@ from delayq.database import is_transient
 from delayq.errors import DelayQError
 from delayq.lease import Lease, Outcome, Settlement
 from delayq.log import log
+from delayq.lookout import Lookout
 from delayq.pace import Pace
 from delayq.ready_queue import Admission, ReadyQueue
-from delayq.store import Found, LeaseTerms, Settled
+from delayq.store import LeaseTerms, Settled
 from delayq.timer_heap import Timer
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ _BATCH: Final = 500
 _INLINE_BYTES: Final = 16 * 1024
 _ANSWER_BYTES: Final = 1024 * 1024
 """What one lease may return in payloads; a frozen client must not block the server's sender."""
-_REARM_FIRST_US: Final = 10_000
 _RETRY_S: Final = 0.2
 _READY_LOW: Final = 1_000
 _GONE_MOST: Final = 100_000
@@ -64,7 +63,6 @@ class Dispatcher:
         self._clock = commons.clock
         self._database_clock = commons.database_clock
         self._counters = commons.counters
-        self._longest_rearm_us = commons.sweep_us
         self._handlers = handlers
         self._executor = executor
         self._settler = settler
@@ -86,12 +84,10 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._starving = False
         self._leasing = asyncio.Lock()
-        self._looks: deque[tuple[Timer, bool]] = deque()  # (timer, for the understudy)
-        self._look_wake = asyncio.Event()
-        self._tries: dict[int, int] = {}
         self._gate: list[tuple[int, int, Lease]] = []
         self._gate_alarm = Alarm(commons.database_clock, self._open_gate)
         self._pace = Pace(commons.clock)
+        self.lookout = Lookout(commons, self)
 
     # --- what others say to it ---------------------------------------------------------------
 
@@ -104,16 +100,10 @@ class Dispatcher:
             self.ready.push(fresh, self._database_clock.now_us())
             self._wake.set()
 
-    def stand_in(self, timers: Iterable[Timer]) -> None:
-        """The understudy's turn: look whether these are still pending, and fire those."""
-        held = self.held
-        self._looks.extend((timer, True) for timer in timers if timer.id not in held)
-        self._look_wake.set()
-
     def over(self, lease: Lease) -> None:
         """A lease has ended without a settlement of ours."""
         self._note_gone([lease.id])
-        self._forget(lease.id, lease.kind)
+        self.forget(lease.id, lease.kind)
 
     def settled(self, ends: Sequence[tuple[Lease, Settled | None]]) -> None:
         """Settlements are durable; those that are pending again are armed anew."""
@@ -139,12 +129,12 @@ class Dispatcher:
     @property
     def idle(self) -> bool:
         """Nothing is due here and a worker is free."""
-        return not self.ready.takeable and self._pool.free > 0
+        return not self.ready.takeable and self.free > 0
 
     @property
     def free(self) -> int:
-        """How many more due tasks it makes sense to look for."""
-        return max(1, self._pool.free - self.ready.takeable)
+        """How many workers neither run nor are spoken for; may be negative."""
+        return self._pool.free - self.ready.takeable
 
     @property
     def ahead_us(self) -> int:
@@ -192,7 +182,7 @@ class Dispatcher:
             # forgotten: the window is read again when the kind is resumed
             for timer in timers:
                 if timer.kind in self.paused:
-                    self._forget(timer.id, timer.kind)
+                    self.forget(timer.id, timer.kind)
             timers = [timer for timer in timers if timer.kind not in self.paused]
         return timers
 
@@ -235,9 +225,7 @@ class Dispatcher:
         if self._stopped:
             self._give_back(leases)
             return
-        if self._tries:
-            for lease in leases:
-                self._tries.pop(lease.id, None)
+        self.lookout.leased(leases)
         if not self._pool.queued:
             self._pace.progress(self._pool.finished)
         now_us = self._database_clock.now_us()
@@ -311,85 +299,24 @@ class Dispatcher:
                 self._counters.dead += 1
         except DelayQError as refused:
             log.bind(task_id=timer.id, error=str(refused)).error("task.set_aside_failed")
-            self._try_again(timer)
+            self.lookout.try_again(timer)
             return
-        self._forget(timer.id, timer.kind)
+        self.forget(timer.id, timer.kind)
 
     def _missed(self, timers: Iterable[Timer], leased: set[int]) -> None:
         missing = [timer for timer in timers if timer.id not in leased]
         self._counters.missed_leases += len(missing)
-        self._looks.extend((timer, False) for timer in missing)
-        self._look_wake.set()
+        self.lookout.missed(missing)
 
-    # --- looking ---------------------------------------------------------------------------------
-
-    async def look(self) -> None:
-        """Look at what leases missed and at what owners left lying, until cancelled."""
-        while True:
-            await self._look_wake.wait()
-            self._look_wake.clear()
-            while self._looks:
-                batch = [self._looks.popleft() for _ in range(min(_BATCH, len(self._looks)))]
-                await self._look_at(batch)
-
-    async def _look_at(self, batch: list[tuple[Timer, bool]]) -> None:
-        ids = [timer.id for timer, _ in batch]
-        found = {row.id: row for row in await self._insist_on_look(ids)}
-        now_us = self._database_clock.now_us()
-        room = self._pool.free - self.ready.takeable
-        for timer, standing_in in batch:
-            row = found.get(timer.id)
-            if standing_in:
-                room -= self._decide_standing_in(timer, row, now_us, room)
-            else:
-                self._decide_missed(timer, row, now_us)
-
-    async def _insist_on_look(self, ids: list[int]) -> list[Found]:
-        while True:
-            try:
-                return await self._store.look(ids)
-            except DelayQError as error:
-                log.bind(error=str(error)).warning("look.retry")
-            await asyncio.sleep(_RETRY_S)
-
-    def _decide_standing_in(self, timer: Timer, row: Found | None, now_us: int, room: int) -> int:
-        """1 if the understudy fires it."""
-        if row is None or row.state != "pending" or timer.id in self.held:
-            return 0
-        if row.execute_at_us > now_us or room <= 0:
-            # moved, or we are busy ourselves: it stays with the understudy
-            at_us = max(now_us, row.execute_at_us)
-            self.rearm(Timer(timer.id, at_us, timer.kind, timer.priority), False)
-            return 0
-        self._counters.understudied += 1
-        self.offer((Timer(timer.id, row.execute_at_us, timer.kind, timer.priority),))
-        return 1
-
-    def _decide_missed(self, timer: Timer, row: Found | None, now_us: int) -> None:
-        if row is None or row.state != "pending":
-            self._tries.pop(timer.id, None)
-            self._forget(timer.id, timer.kind)
-        elif row.execute_at_us > now_us:
-            self._forget(timer.id, timer.kind)
-            self.rearm(Timer(timer.id, row.execute_at_us, timer.kind, timer.priority), False)
-        else:
-            self._try_again(timer)
-
-    def _try_again(self, timer: Timer) -> None:
-        """Still pending and due: locked by a stranger, most likely. 10 ms, doubling to a sweep."""
-        tries = self._tries.get(timer.id, 0)
-        self._tries[timer.id] = tries + 1
-        wait_us = min(self._longest_rearm_us, _REARM_FIRST_US << min(tries, 20))
-        self._forget(timer.id, timer.kind)
-        at_us = self._database_clock.now_us() + wait_us
-        self.rearm(Timer(timer.id, at_us, timer.kind, timer.priority), True)
+    # --- bookkeeping -----------------------------------------------------------------------------
 
     def _note_gone(self, task_ids: list[int]) -> None:
         if len(self.gone) > _GONE_MOST:  # nobody has read a page for long
             self.gone.clear()
         self.gone.update(task_ids)
 
-    def _forget(self, task_id: int, kind: str) -> None:
+    def forget(self, task_id: int, kind: str) -> None:
+        """It is not ours to fire (any more)."""
         self.held.discard(task_id)
         if self.admission.limited:
             self.ready.release(kind, self._database_clock.now_us())

@@ -130,7 +130,7 @@ class Executor:
             failure = error
         # no await from here on, until nobody can find the lease any more
         self._end(lease, result, failure)
-        if self._settler.full:
+        if self._settler.full and not task.cancelling():  # cancelled: this worker ends anyway
             await self._settler.room()
 
     def _begin(self, lease: Lease, task: asyncio.Task[None]) -> bool:
@@ -180,7 +180,6 @@ class Executor:
 
     def _returned(self, lease: Lease) -> None:
         """It returned, after an effect or in spite of an interruption."""
-        self._uncancel(lease)
         if lease.effect_committed:
             self._committed(lease)
         elif lease.interruption is Interruption.LOST:
@@ -213,7 +212,6 @@ class Executor:
         self._on_over(lease)
 
     def _failed(self, lease: Lease, failure: object) -> None:
-        self._uncancel(lease)
         fields = log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt, node=self.node)
         if lease.effect_committed:
             if isinstance(failure, BaseException):
@@ -235,13 +233,6 @@ class Executor:
                 retry_in_s=None if settlement.delay_us is None else settlement.delay_us / 1e6,
             ).info("task.attempt_failed")
             self._settler.settle(settlement)
-
-    @staticmethod
-    def _uncancel(lease: Lease) -> None:
-        """Take back our own cancel, or one that the handler asked for: the worker goes on."""
-        task = lease.runner
-        while task is not None and task.cancelling():
-            task.uncancel()
 
     def _lost(self, lease: Lease) -> None:
         self._counters.leases_lost += 1

@@ -170,7 +170,7 @@ class Incarnation:
     def _loops(self) -> list[Callable[[], Coroutine[None, None, None]]]:
         return [
             self._dispatcher.run,
-            self._dispatcher.look,
+            self._dispatcher.lookout.run,
             self._settler.run,
             self._executor.watch,
             self._timers.keep_loaded,

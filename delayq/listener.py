@@ -96,9 +96,9 @@ class Listener:
             try:
                 async with asyncio.timeout(_PING_S):
                     await link.lost.wait()
-                return
             except TimeoutError:
-                pass
+                continue
+            return
 
     async def _ping(self, link: _Link) -> bool:
         link.pong.clear()

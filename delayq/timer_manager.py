@@ -149,7 +149,7 @@ class TimerManager:
             return
         timers = self.standby.pop_due(self._clock.now_us() - self._understudy_us, _POP)
         if timers:
-            self._dispatcher.stand_in(timers)
+            self._dispatcher.lookout.stand_in(timers)
         self._arm_standby()
 
     def _hear_step(self, _change_us: int) -> None:
@@ -369,7 +369,7 @@ class TimerManager:
             at_us = self.owned.next_at_us()
             if at_us is not None and at_us < until_us:
                 return  # a backlog of our own
-            limit = min(_OVERDUE_ROWS, self._dispatcher.free)
+            limit = min(_OVERDUE_ROWS, max(1, self._dispatcher.free))
             rows = await self._store.overdue(
                 list(range(BUCKETS)), from_us, until_us, self._kinds,
                 list(self._dispatcher.held), limit,

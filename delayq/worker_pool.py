@@ -97,6 +97,7 @@ class WorkerPool(Generic[T]):
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
+        self._context = contextvars.copy_context()
         self.finished = 0
         """items handled since the start"""
 
@@ -180,7 +181,10 @@ class WorkerPool(Generic[T]):
         worker = _Worker()
         self._workers.add(worker)
         # eager start would run the item inside submit(): the caller is not ready for that
-        worker.task = asyncio.get_running_loop().create_task(self._work(worker))
+        # in the context of whoever made the pool: the present one may be that of an item
+        worker.task = asyncio.get_running_loop().create_task(
+            self._work(worker), context=self._context.copy()
+        )
 
     async def _work(self, worker: _Worker) -> None:
         task = asyncio.current_task()

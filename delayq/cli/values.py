@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     _DurationType = click.ParamType[timedelta]
     _InstantType = click.ParamType[datetime]
     _KindsType = click.ParamType[tuple[str, ...]]
+    _SecondsType = click.ParamType[float]
 else:  # a class without parameters in older releases
-    _IdType = _DurationType = _InstantType = _KindsType = click.ParamType
+    _IdType = _DurationType = _InstantType = _KindsType = _SecondsType = click.ParamType
 
 E = TypeVar("E", bound=StrEnum)
 
 _STDIN: Final = "-"
+_SECONDS: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _ID: Final = re.compile(r"[0-9]{1,19}")
 
 
@@ -61,6 +63,24 @@ class Duration(_DurationType):
             return timedelta(microseconds=parse_duration(str(value), "duration"))
         except InvalidArgument:
             self.fail("write it with units, like 90s, 5m or 1h30m", param, ctx)
+
+
+class Seconds(_SecondsType):
+    """A number of seconds, or a duration with units: 10, 0.5, 250ms."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The seconds, or a usage error."""
+        text = str(value)
+        if _SECONDS.fullmatch(text):
+            return float(text)
+        try:
+            return parse_duration(text) / 1_000_000
+        except InvalidArgument:
+            self.fail("write a number of seconds, or a duration like 250ms or 1m", param, ctx)
 
 
 class Instant(_InstantType):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 
@@ -34,11 +34,12 @@ def customer(order: int) -> Customer:
     pays = order % 3 == 0
     in_the_last_moment = order % 12 == 0
     early = timedelta(seconds=0.5 + spread)
+    last_moment = timedelta(milliseconds=order % 5)
     return Customer(
         order,
         within=timedelta(seconds=FIRST_EXPIRY_S + EXPIRIES_S * spread),
         extends_by=timedelta(seconds=1.25) if order % 5 == 1 else None,
-        pays_before_expiry=(timedelta(0) if in_the_last_moment else early) if pays else None,
+        pays_before_expiry=(last_moment if in_the_last_moment else early) if pays else None,
         restock_s=2.0 if order % 4 == 1 else 0.02,
         closed_first=order % 10 == 7 and not pays,
     )
@@ -64,9 +65,13 @@ async def serve(customer: Customer, pool: asyncpg.Pool, screen: Screen) -> None:
 
 
 async def extend(order: int, by: timedelta, pool: asyncpg.Pool, screen: Screen) -> None:
-    async with pool.acquire() as conn:
-        await extend_order(conn, order, by)
-    screen.event(f"order {order} is given {by.total_seconds()} s more: moved")
+    try:
+        async with pool.acquire() as conn:
+            await extend_order(conn, order, by)
+    except TooLateError:
+        screen.event(f"order {order} wanted more time: too late")
+    else:
+        screen.event(f"order {order} is given {by.total_seconds()} s more: moved")
 
 
 async def pay(order: int, before: timedelta, pool: asyncpg.Pool, screen: Screen) -> None:
@@ -83,5 +88,5 @@ async def pay(order: int, before: timedelta, pool: asyncpg.Pool, screen: Screen)
 
 
 async def sleep_until(instant: datetime) -> None:
-    left = instant - datetime.now(timezone.utc)
+    left = instant - datetime.now(UTC)
     await asyncio.sleep(max(0.0, left.total_seconds()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,13 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import asyncpg
-
+from delayq.bridge import AnyConnection
 from delayq.ranks import Role, ranks
+
+from .waiting import until
 
 APPLICATION = "demo_app.orders:dq"
 KIND = "expire_order"
-_LOOK_S = 0.02
 _START_S = 15.0
 _LEAVE_S = 15.0
 
@@ -55,30 +54,39 @@ class NodeProcess:
         if self.status is None:
             self._process.send_signal(signal.SIGTERM)
 
-    async def active(self, conn: asyncpg.Connection) -> int:
+    async def active(self, conn: AnyConnection) -> int:
         """Its incarnation, once it takes its share."""
         sql = "select id from delayq.nodes where name = $1 and state = 'active'"
+
+        async def look() -> int | None:
+            incarnation: int | None = await conn.fetchval(sql, self.name)
+            if self.status is not None:
+                raise self._failure(f"ended with status {self.status}")
+            return incarnation
+
         try:
             async with asyncio.timeout(_START_S):
-                while (incarnation := await conn.fetchval(sql, self.name)) is None:
-                    if self.status is not None:
-                        break
-                    await asyncio.sleep(_LOOK_S)
+                return await until(look)
         except TimeoutError:
-            incarnation = None
-        if incarnation is None:
-            raise NodeFailedError(f"{self.name} did not start:\n{self.log.read_text()[-3000:]}")
-        return int(incarnation)
+            raise self._failure("does not start") from None
 
     async def left(self) -> int:
         """Its exit status, once it has drained."""
-        with contextlib.suppress(TimeoutError):
+
+        async def look() -> int | None:
+            return self.status
+
+        try:
             async with asyncio.timeout(_LEAVE_S):
-                while self.status is None:
-                    await asyncio.sleep(_LOOK_S)
-        if self.status is None:
-            raise NodeFailedError(f"{self.name} does not leave:\n{self.log.read_text()[-3000:]}")
-        return self.status
+                return await until(look)
+        except TimeoutError:
+            raise self._failure("does not leave") from None
+
+    def _failure(self, what: str) -> NodeFailedError:
+        return NodeFailedError(f"{self.name} {what}; the end of its log:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
 
     def end(self) -> None:
         """Whatever happened: it does not run afterwards."""
@@ -126,7 +134,7 @@ class Held:
     pending: frozenset[int]
 
 
-async def held_by(conn: asyncpg.Connection, node: int) -> Held:
+async def held_by(conn: AnyConnection, node: int) -> Held:
     nodes = await conn.fetch("select id, kinds from delayq.nodes where state = 'active'")
     shares = ranks({row["id"]: frozenset(row["kinds"]) for row in nodes}, [KIND], node)
     tasks = await conn.fetch("select id, bucket, state, lease_owner from delayq.tasks")
@@ -141,10 +149,11 @@ async def held_by(conn: asyncpg.Connection, node: int) -> Held:
     )
 
 
-async def caught(
-    conn: asyncpg.Connection, node: int, enough: Callable[[Held], bool]
-) -> Held:
+async def caught(conn: AnyConnection, node: int, enough: Callable[[Held], bool]) -> Held:
     """What the node holds, at a moment when that is enough."""
-    while not enough(held := await held_by(conn, node)):
-        await asyncio.sleep(_LOOK_S)
-    return held
+
+    async def look() -> Held | None:
+        held = await held_by(conn, node)
+        return held if enough(held) else None
+
+    return await until(look)

@@ -10,9 +10,8 @@ import asyncio
 import os
 from datetime import timedelta
 
-import asyncpg
-
 from delayq import Context, DelayQ
+from delayq.bridge import AnyConnection
 
 from . import ledger
 
@@ -57,9 +56,7 @@ async def expire_order(ctx: Context, order_id: int, restock_s: float, closed_fir
 def note(what: str, ctx: Context, order_id: int) -> None:
     due_us = round(ctx.execute_at.timestamp() * 1_000_000)
     node = os.environ.get("DELAYQ_NODE_NAME", "?")
-    ledger.write(
-        ledger.Entry(what, order_id, ctx.id, ctx.attempt, node, due_us, ledger.now_us())
-    )
+    ledger.write(ledger.Entry(what, order_id, ctx.id, ctx.attempt, node, due_us, ledger.now_us()))
 
 
 def key_of(order_id: int) -> str:
@@ -67,7 +64,7 @@ def key_of(order_id: int) -> str:
 
 
 async def place_order(
-    conn: asyncpg.Connection, order_id: int, within: timedelta, restock_s: float, closed_first: bool
+    conn: AnyConnection, order_id: int, within: timedelta, restock_s: float, closed_first: bool
 ) -> None:
     async with conn.transaction():
         task = await expire_order.options(key=key_of(order_id), conn=conn).after(
@@ -81,7 +78,7 @@ async def place_order(
         )
 
 
-async def pay_order(conn: asyncpg.Connection, order_id: int) -> None:
+async def pay_order(conn: AnyConnection, order_id: int) -> None:
     """Raises TooLateError, and changes nothing, if the expiry cannot be cancelled any more."""
     async with conn.transaction():
         await conn.execute(
@@ -91,7 +88,7 @@ async def pay_order(conn: asyncpg.Connection, order_id: int) -> None:
             raise TooLateError
 
 
-async def extend_order(conn: asyncpg.Connection, order_id: int, by: timedelta) -> None:
+async def extend_order(conn: AnyConnection, order_id: int, by: timedelta) -> None:
     """Give the customer more time; raises TooLateError as `pay_order` does."""
     async with conn.transaction():
         expires_at = await conn.fetchval(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from . import ledger
@@ -45,7 +45,7 @@ class Screen:
 
 def clock(at_us: int) -> str:
     """The time of day in UTC, to the millisecond."""
-    instant = datetime.fromtimestamp(at_us / 1_000_000, timezone.utc)
+    instant = datetime.fromtimestamp(at_us / 1_000_000, UTC)
     return instant.strftime("%H:%M:%S.%f")[:-3]
 
 

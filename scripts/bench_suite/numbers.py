@@ -1,0 +1,53 @@
+"""Percentiles and medians, and lateness made of starts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+Starts = Sequence[tuple[int, int]]
+"""(task number, nanoseconds since 1970 by this host's clock)"""
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By nearest rank; NaN if there are no values."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    rank = -(-percent * len(ordered) // 100)
+    return ordered[min(len(ordered), max(1, int(rank))) - 1]
+
+
+def spread(values_ms: Sequence[float]) -> dict[str, float]:
+    """The percentiles that are reported, in milliseconds."""
+    return {
+        "p50": percentile(values_ms, 50),
+        "p90": percentile(values_ms, 90),
+        "p99": percentile(values_ms, 99),
+        "max": percentile(values_ms, 100),
+    }
+
+
+def median(values: Sequence[float]) -> float:
+    """Of the runs; NaN if there are none."""
+    return statistics.median(values) if values else float("nan")
+
+
+def mean_of(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """A raw figure that was taken before and after what it is compared with."""
+    return {key: (before[key] + after[key]) / 2 for key in before}
+
+
+def lateness(
+    starts: Starts, count: int, due_us: Callable[[int], float]
+) -> tuple[list[float], dict[str, int]]:
+    """Milliseconds from due to the first start of each task, and what went wrong."""
+    first: dict[int, int] = {}
+    twice = 0
+    for number, at_ns in starts:
+        if 0 <= number < count:
+            twice += number in first
+            first.setdefault(number, at_ns)
+    late_ms = [(at_ns / 1000 - due_us(number)) / 1000 for number, at_ns in first.items()]
+    early = sum(late < 0 for late in late_ms)
+    return late_ms, {"lost": count - len(first), "twice": twice, "early": early}
