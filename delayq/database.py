@@ -107,11 +107,15 @@ class Database:
                 raise
         return conn
 
-    async def create_pool(self, min_size: int, max_size: int, application_name: str) -> Pool:
+    async def create_pool(
+        self, min_size: int, max_size: int, application_name: str, *, reset: bool = True
+    ) -> Pool:
         """A pool for clients or effects, with `min_size` connections opened at once.
 
         The application's own statements run on it too, so it keeps the role's time zone, and
-        the `options` of the DSN go before delayq's settings. Failing to connect comes out of
+        the `options` of the DSN go before delayq's settings. `reset=False` is for a pool on which
+        delayq's statements alone run: they leave nothing behind, and the reset at each release
+        would cost a round trip. Failing to connect comes out of
         `acquire` as `connect_control` says. The caller closes the pool.
         """
         chosen = self.dsn.server_settings
@@ -127,7 +131,11 @@ class Database:
                 await _set(conn, wanted)
 
         pool = asyncpg.create_pool(
-            min_size=min_size, max_size=max_size, connect=connect, setup=set_up
+            min_size=min_size,
+            max_size=max_size,
+            connect=connect,
+            setup=set_up,
+            reset=None if reset else _leave_as_it_is,
         )
         return await pool
 
@@ -213,6 +221,10 @@ async def close(conn: Connection) -> None:
     except asyncio.CancelledError:
         conn.terminate()
         raise
+
+
+async def _leave_as_it_is(_conn: Connection) -> None:
+    """An open transaction is ended by the driver all the same."""
 
 
 def _session_settings(settings: Settings) -> dict[str, str]:

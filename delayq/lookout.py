@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, Protocol
 
 from delayq.errors import DelayQError
 from delayq.log import log
@@ -18,7 +18,6 @@ from delayq.timer_heap import Timer
 
 if TYPE_CHECKING:
     from delayq.commons import Commons
-    from delayq.dispatcher import Dispatcher
     from delayq.lease import Lease
     from delayq.store import Found
 
@@ -27,10 +26,22 @@ _AGAIN_FIRST_US: Final = 10_000
 _RETRY_S: Final = 0.2
 
 
+class _Firing(Protocol):
+    """What the lookout needs from the dispatcher, which stands above it."""
+
+    held: set[int]
+    rearm: Callable[[Timer, bool], None]
+
+    @property
+    def free(self) -> int: ...
+    def offer(self, timers: Iterable[Timer]) -> None: ...
+    def forget(self, task_id: int, kind: str) -> None: ...
+
+
 class Lookout:
     """The looks of one incarnation. `run` is its loop."""
 
-    def __init__(self, commons: Commons, dispatcher: Dispatcher) -> None:
+    def __init__(self, commons: Commons, dispatcher: _Firing) -> None:
         self._store = commons.store
         self._clock = commons.database_clock
         self._counters = commons.counters

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import click
 
@@ -19,6 +20,23 @@ from delayq.cli.stats import stats
 from delayq.cli.text import one_line
 from delayq.errors import DelayQError
 
+_COMMANDS: Final = {
+    "run": "run:run",
+    "schedule": "tasks:schedule",
+    "cancel": "tasks:cancel",
+    "reschedule": "tasks:reschedule",
+    "run-now": "tasks:run_now",
+    "show": "tasks:show",
+    "list": "tasks:list_tasks",
+    "dead": "dead:dead",
+    "nodes": "nodes:nodes",
+    "drain": "nodes:drain",
+    "pause": "nodes:pause",
+    "resume": "nodes:resume",
+    "stats": "stats:stats",
+    "migrate": "migrate:migrate",
+    "doctor": "doctor:doctor",
+}
 _PIPE_CLOSED: Final = 128 + 13
 _EXTRA: Final = "Got unexpected extra argument"
 
@@ -30,7 +48,23 @@ def _version() -> str:
         return "unknown"
 
 
+class _Commands(click.Group):
+    """The commands, each imported when it is called: a short one starts fast."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        place = _COMMANDS.get(name)
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        command = getattr(importlib.import_module(f"delayq.cli.{module}"), attribute)
+        return cast("click.Command", command)
+
+
 @click.group(
+    cls=_Commands,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -43,10 +77,6 @@ def cli() -> None:
     embedded PostgreSQL of the project, if that is installed. --json and --dsn may stand before
     or after the command.
     """
-
-
-for _command in (doctor, stats):
-    cli.add_command(_command)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -65,8 +95,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        status = cli.main(list(arguments), "delayq", standalone_mode=False, obj=Invocation())
+        # Not cli.main(): that turns a closed pipe into exit code 1, which means "no" here.
+        with cli.make_context("delayq", list(arguments), obj=Invocation()) as ctx:
+            status = cli.invoke(ctx)
         sys.stdout.flush()
+    except click.exceptions.Exit as left:
+        return int(left.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return Exit.USAGE

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.nodes import no_live_tasks
+from delayq.statements import statement
+from tests.nodes import eventually, no_live_tasks
 from tests.process.crew import Crew, Process, crew, percentile, spread
 
 if TYPE_CHECKING:
@@ -132,13 +133,11 @@ async def test_what_does_not_end_in_time_is_given_back_and_runs_elsewhere_at_onc
         )
         assert {row["interruptions"] for row in rows} == {1}
         # the attempt was given back, so the second start is a first attempt too: and is long
-        await eventually_twice(them, ids)
+        await _started_twice(them, ids)
     assert {line.attempt for line in them.starts()} == {1}
 
 
-async def eventually_twice(them: Crew, ids: list[int]) -> None:
-    from tests.nodes import eventually
-
+async def _started_twice(them: Crew, ids: list[int]) -> None:
     async def look() -> bool:
         return all(len(them.starts(task_id)) == 2 for task_id in ids)
 
@@ -148,8 +147,6 @@ async def eventually_twice(them: Crew, ids: list[int]) -> None:
 async def test_a_node_asked_to_drain_from_afar_leaves_with_0(
     conn: Connection, dsn: str, tmp_path: Path
 ) -> None:
-    from delayq.statements import statement
-
     async with crew(conn, dsn, tmp_path) as them:
         node = await them.start()
         assert await conn.fetchrow(statement("ask_drain"), node.node)

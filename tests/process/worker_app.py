@@ -8,6 +8,7 @@ instants are of this machine's wall clock, which is the database's own: the serv
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -31,13 +32,17 @@ task = make_task_decorator(
     cast(Scheduler, None),
     PolicyDefaults(max_attempts=5, backoff_base_us=20_000, backoff_max_us=100_000),
 )
-_ledger = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+
+@functools.cache
+def _ledger() -> int:
+    return os.open(os.environ[LEDGER], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
 
 def note(ctx: Context, event: str) -> None:
     """One line in the ledger, written at once."""
     line = f"{ctx.id} {ctx.attempt} {event} {ctx._attempt.node} {time.time_ns() // 1000}\n"
-    os.write(_ledger, line.encode())
+    os.write(_ledger(), line.encode())
 
 
 async def _effect(ctx: Context) -> None:

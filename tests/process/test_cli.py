@@ -1,0 +1,334 @@
+"""The program as people and scripts meet it: its words, its exit codes, its silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delayq.cli.main import _COMMANDS
+
+PASSWORD = "S3cr%2Ft!"
+DECODED = "S3cr/t!"
+Delayq = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> dict[str, Any]:
+    """How a process is started that inherits nothing from this one's settings."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DELAYQ_", "PG"))}
+    source = str(Path(__file__).parents[2])
+    return {"cwd": tmp_path, "env": kept | {"PYTHONPATH": source, "DELAYQ_EMBEDDED": "0"}}
+
+
+@pytest.fixture
+def delayq(outside: dict[str, Any]) -> Delayq:
+    """Runs `delayq` without a database."""
+
+    def run(*arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "delayq", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=40,
+            cwd=outside["cwd"],
+            env=outside["env"] | env,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def on_database(delayq: Delayq, dsn: str) -> Delayq:
+    """Runs `delayq` on this test's database."""
+
+    def run(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
+        return delayq(*arguments, **({"DELAYQ_DSN": dsn} | options))
+
+    return run
+
+
+def is_one_error(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """Nothing on standard output, one line on standard error, and that exit code."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("delayq: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+# --- words ----------------------------------------------------------------------------------
+
+
+def test_help_names_every_command_and_exit_code(delayq: Delayq) -> None:
+    done = delayq("--help")
+    assert done.returncode == 0
+    for name in _COMMANDS:
+        assert f"\n  {name} " in done.stdout
+    for code in ("0", "1", "2", "3", "4", "5", "70", "130", "143"):
+        assert f" {code} " in done.stdout
+    assert "process list" in done.stdout
+
+
+@pytest.mark.parametrize("command", [*_COMMANDS, "dead list", "dead revive", "dead discard"])
+def test_every_command_has_help(delayq: Delayq, command: str) -> None:
+    done = delayq(*command.split(), "--help")
+    assert done.returncode == 0
+    assert f"Usage: delayq {command}" in done.stdout
+
+
+def test_version(delayq: Delayq) -> None:
+    done = delayq("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("delayq ")
+
+
+# --- errors ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frobnicate"], "No such command"),
+        (["cancel"], "by its ID"),
+        (["cancel", "0"], "whole number"),
+        (["cancel", "1", "--key", "x"], "by its ID"),
+        (["cancel", "--kind", "x"], "by its ID"),
+        (["schedule", "a"], "--in"),
+        (["schedule", "a", "--in", "5"], "units"),
+        (["schedule", "a", "--in", "5m", "--at", "2026-05-01T09:00:00Z"], "--in"),
+        (["schedule", "a", "--at", "2026-05-01T09:00:00"], "aware"),
+        (["schedule", "a", "TOPSECRET", "--in", "5m"], "payload"),
+        (["schedule", "a", '{"t":', "TOPSECRET}", "--in", "5m"], "quote JSON"),
+        (["schedule", "a", "--in", "5m", "--header", "x"], "name=value"),
+        (["list", "--limit", "0"], "--limit"),
+        (["dead", "revive"], "ids"),
+        (["dead", "discard", "1", "--kind", "x", "--all"], "ids"),
+        (["stats", "--dsn", f"postgres:/app:{PASSWORD}@h/d"], "postgresql://"),
+        (["stats", f"postgresql://app:{PASSWORD}@h/d"], "too many arguments"),
+        ([f"postgresql://app:{PASSWORD}@h/d"], "No such command"),
+        (["stats"], "DELAYQ_DSN"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(delayq: Delayq, arguments: list[str], words: str) -> None:
+    said = is_one_error(delayq(*arguments), 2)
+    assert words in said
+    assert "TOPSECRET" not in said
+    assert PASSWORD not in said
+
+
+def test_a_wrong_setting_is_named(delayq: Delayq) -> None:
+    said = is_one_error(delayq("stats", DELAYQ_MAX_WORKERS="many"), 2)
+    assert "DELAYQ_MAX_WORKERS" in said
+
+
+@pytest.mark.parametrize("command", ["stats", "migrate", "nodes", "list", "cancel 7"])
+def test_an_unreachable_database_is_3_and_never_shows_the_password(
+    delayq: Delayq, command: str
+) -> None:
+    dsn = f"postgresql://app:{PASSWORD}@127.0.0.1:1/shop"
+    said = is_one_error(delayq(*command.split(), DELAYQ_DSN=dsn, DELAYQ_LOG_LEVEL="DEBUG"), 3)
+    assert "127.0.0.1:1" in said
+    assert PASSWORD not in said
+    assert DECODED not in said
+
+
+@pytest.mark.parametrize("command", ["stats", "nodes", "list", "cancel 7", "migrate --check"])
+def test_a_missing_schema_is_4(delayq: Delayq, empty_dsn: str, command: str) -> None:
+    assert "delayq migrate" in is_one_error(delayq(*command.split(), DELAYQ_DSN=empty_dsn), 4)
+
+
+@pytest.mark.parametrize(
+    ("source", "reference", "words"),
+    [
+        (None, "nowhere", "MODULE:APP"),
+        (None, "nowhere:dq", "no module 'nowhere'"),
+        ("import nothing_like_this", "app:dq", "No module named 'nothing_like_this'"),
+        ("raise ValueError('TOPSECRET')", "app:dq", "ValueError"),
+        ("x = 1", "app:x", "must be a DelayQ"),
+        ("from delayq import DelayQ\nother = DelayQ()", "app:dq", "it has other"),
+    ],
+)
+def test_an_application_that_cannot_be_loaded_is_5(
+    delayq: Delayq, tmp_path: Path, source: str | None, reference: str, words: str
+) -> None:
+    if source is not None:
+        (tmp_path / "app.py").write_text(source)
+    said = is_one_error(delayq("run", reference, DELAYQ_DSN="postgresql://127.0.0.1:1/x"), 5)
+    assert words in said
+    assert "TOPSECRET" not in said
+
+
+# --- the schema -----------------------------------------------------------------------------
+
+
+def test_migrate_makes_the_schema_once(delayq: Delayq, empty_dsn: str) -> None:
+    first = json.loads(delayq("migrate", "--json", DELAYQ_DSN=empty_dsn).stdout)
+    again = json.loads(delayq("--json", "migrate", "--dsn", empty_dsn).stdout)
+    assert first["applied"]
+    assert again == {"version": first["version"], "applied": []}
+    assert delayq("migrate", "--check", DELAYQ_DSN=empty_dsn).returncode == 0
+
+
+# --- reports --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["stats", "nodes", "doctor", "list", "dead list"])
+def test_json_is_one_document_on_standard_output(on_database: Delayq, command: str) -> None:
+    for arguments in (["--json", *command.split()], [*command.split(), "--json"]):
+        done = on_database(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n") == 1
+        assert isinstance(json.loads(done.stdout), dict)
+
+
+def test_doctor_exits_with_what_it_found(delayq: Delayq, empty_dsn: str) -> None:
+    missing = delayq("doctor", DELAYQ_DSN=empty_dsn)
+    assert missing.returncode == 4
+    assert "fail  schema" in missing.stdout
+    gone = delayq("doctor", DELAYQ_DSN=f"postgresql://app:{PASSWORD}@127.0.0.1:1/x")
+    assert gone.returncode == 3
+    assert "fail  connection" in gone.stdout
+    assert PASSWORD not in gone.stdout + gone.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error(outside: dict[str, Any], dsn: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "delayq", "doctor"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=outside["cwd"],
+        env=outside["env"] | {"DELAYQ_DSN": dsn, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(30) == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_a_narrow_locale_is_no_error(on_database: Delayq) -> None:
+    done = on_database("pause", "日本", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0, done.stderr
+    assert r"\u65e5" in done.stdout
+
+
+# --- a terminal -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_terminal(outside: dict[str, Any], dsn: str) -> Iterator[Callable[..., str]]:
+    """Runs `delayq` on a pseudo-terminal and returns what it drew."""
+    opened: list[int] = []
+
+    def run(*arguments: str) -> str:
+        master, slave = pty.openpty()
+        opened.append(master)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "delayq", *arguments],
+            stdout=slave, stderr=slave, cwd=outside["cwd"],
+            env=outside["env"] | {"DELAYQ_DSN": dsn, "TERM": "xterm", "COLUMNS": "150"},
+        )  # fmt: skip
+        os.close(slave)
+        drawn = _read_all(master)
+        assert process.wait(30) == 0, drawn
+        return drawn
+
+    yield run
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int) -> str:
+    drawn = b""
+    while select.select([descriptor], [], [], 30)[0]:
+        try:
+            chunk = os.read(descriptor, 65_536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not chunk:
+            break
+        drawn += chunk
+    return drawn.decode()
+
+
+def test_a_terminal_gets_tables_without_the_kinds_own_escapes(
+    on_terminal: Callable[..., str], on_database: Delayq
+) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[31m[bold]x[/bold]\r\n"
+    assert on_database("pause", hostile).returncode == 0
+    drawn = on_terminal("stats")
+    assert "\x1b]0;" not in drawn
+    assert "\x07" not in drawn
+    assert r"\x1b]0;owned\x07\x1b[31m[bold]x[/bold]\r\n" in drawn
+
+
+# --- signals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_command_at_once_and_quietly(
+    outside: dict[str, Any], dsn: str, number: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "delayq", "schedule", "a", "-", "--in", "5m"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=outside["cwd"], env=outside["env"] | {"DELAYQ_DSN": dsn},
+    )  # fmt: skip
+    assert process.stdin is not None
+    _wait_until_it_reads(process)
+    started = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert time.monotonic() - started < 2
+    assert (out, err) == (b"", b"")
+
+
+def _wait_until_it_reads(process: subprocess.Popen[bytes]) -> None:
+    """Until it sleeps in a read of its standard input."""
+    assert process.stdin is not None
+    process.stdin.write(b"{")
+    process.stdin.flush()
+    deadline = time.monotonic() + 20
+    while _unread(process.stdin.fileno()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _unread(descriptor: int) -> bool:
+    import array
+    import fcntl
+    import termios
+
+    waiting = array.array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, waiting)
+    return bool(waiting[0])
+
+
+@pytest.mark.parametrize("delay_ms", [0, 30, 80, 150, 250, 400])
+def test_an_early_sigterm_ends_the_process_cleanly(
+    outside: dict[str, Any], dsn: str, delay_ms: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "delayq", "stats"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=outside["cwd"],
+        env=outside["env"] | {"DELAYQ_DSN": dsn},
+    )  # fmt: skip
+    time.sleep(delay_ms / 1_000)
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode in (0, 143, -signal.SIGTERM)
+    assert b"Traceback" not in err
