@@ -165,7 +165,7 @@ class Dispatcher:
         while True:
             count = self._capacity()
             timers = self._take(count) if count > 0 and self._may_fire() else []
-            if len(self.ready) < _READY_LOW:
+            if self.ready.takeable < _READY_LOW:
                 self.refill()
             if timers:
                 async with self._leasing:

@@ -48,6 +48,8 @@ _STUCK_CHECK_S: Final = 0.05
 _BOUND_S: Final = 10.0
 """Each step of leaving that needs the database gets so long."""
 _CANCEL_GRACE_S: Final = 5.0
+_STOP_GRACE_S: Final = 0.5
+"""Told to stop at once, each step of leaving gets so long."""
 _PARTITION_DAYS: Final = 7
 _PRUNE_ROWS: Final = 2_000
 _HINT_SHARE: Final = 3
@@ -67,6 +69,8 @@ class Incarnation:
         self.id = random.SystemRandom().randrange(1, 1 << 62)
         self.counters = Counters()
         self.buried = False
+        self.left_behind = False
+        """True if a handler goes on in spite of its cancellation"""
         self.active = asyncio.Event()
         self._settings = settings
         self._kinds = sorted(kinds)
@@ -226,6 +230,7 @@ class Incarnation:
         self._maintenance.add("full_scan", self._timers.full_scan, minute)
         self._maintenance.add("upkeep", self._upkeep, _UPKEEP_S)
         self._maintenance.start()
+        self._maintenance.run_now("orphans")  # whoever buried a node may have died before adopting
 
     async def _hand_over(self) -> None:
         """Peers take over at once; what runs may finish; nothing new starts."""
@@ -239,10 +244,11 @@ class Incarnation:
         await self._within(self._dispatcher.at_rest(), _BOUND_S)
         await self._stopped_or(self._executor.idle(), settings.drain_timeout_s)
         self._executor.stop(Interruption.SHUTDOWN)
-        await self._within(self._executor.idle(), _CANCEL_GRACE_S)
+        await self._patiently(self._executor.idle, _CANCEL_GRACE_S)
         for lease in self._executor.abandon():  # they ignore their cancellation
+            self.left_behind = True
             self._settler.settle(Settlement(lease, Outcome.RELEASE))
-        self._handed_over = await self._within(self._settler.flushed(), _BOUND_S)
+        self._handed_over = await self._patiently(self._settler.flushed, _BOUND_S)
 
     def _abandon(self) -> None:
         """Buried: nothing is ours any more."""
@@ -255,6 +261,7 @@ class Incarnation:
         self._timers.stop()
         await self._maintenance.stop()
         await self._pool.aclose()
+        self.left_behind = self.left_behind or bool(self._executor.running)
         await self._membership.stop()
         if self._handed_over:
             await self._bounded("leave", self._store.leave())
@@ -274,6 +281,11 @@ class Incarnation:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
+    async def _patiently(self, wait: Callable[[], Awaitable[None]], seconds: float) -> bool:
+        """Wait so long, or from when told to stop at once half a second. False: in vain."""
+        await self._stopped_or(wait(), seconds)
+        return await self._within(wait(), _STOP_GRACE_S)
+
     async def _within(self, wait: Awaitable[None], seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
@@ -285,7 +297,7 @@ class Incarnation:
 
     async def _bounded(self, step: str, call: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(_BOUND_S):
+            async with asyncio.timeout(_STOP_GRACE_S if self._stop_now.is_set() else _BOUND_S):
                 await call
         except (DelayQError, TimeoutError) as error:
             # peers will find out by themselves, one TTL later
@@ -321,7 +333,9 @@ class Incarnation:
         for lease in self._dispatcher.withdraw():
             self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
 
-    def _hear_burials(self, _buried: list[int]) -> None:
+    def _hear_burials(self, buried: list[int]) -> None:
+        # the news of that very beat still counted them among the living
+        self._orphans.alive -= frozenset(buried)
         self._membership.beat_soon()
         self._maintenance.run_now("orphans")
 

@@ -7,8 +7,10 @@ longer than the TTL) cancels everything and comes back as another.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Iterable
+import sys
+from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from delayq.settings import Settings
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_STUCK_S: Final = 1.0
 
 
 class Node:
@@ -84,6 +87,8 @@ class Node:
             await check_schema(conn)
         finally:
             await close(conn)
+        if self._leaving:  # the signal came before there was anything to drain
+            return
         self._life = self._new_life()
         self._task = asyncio.create_task(self._live(), name="delayq-node")
         active = asyncio.ensure_future(self._life.active.wait())
@@ -155,6 +160,31 @@ async def run_node(node: Node) -> int:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
     return 0 if len(received) < 2 else 128 + received[1]
+
+
+def run_process(main: Coroutine[None, None, int]) -> int:
+    """Run `main` in an event loop of its own; its result.
+
+    If handlers are left that ignore their cancellation, the process leaves on the spot with that
+    status: waiting for them is what `drain_timeout` was for.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        status = loop.run_until_complete(main)
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            _, stuck = loop.run_until_complete(asyncio.wait(left, timeout=_STUCK_S))
+            if stuck:
+                log.bind(count=len(stuck)).warning("handlers.left_behind")
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        return status
+    finally:
+        loop.close()
 
 
 def _served(registry: Registry, kinds: Iterable[str] | None) -> frozenset[str]:

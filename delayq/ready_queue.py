@@ -1,14 +1,15 @@
 """Due timers on their way to a lease, and the one admission step before it.
 
 Timers that have just come due go ahead of backlog, but backlog keeps at least a quarter of what
-is taken. Within each: priority, then instant. Kinds that are paused or at their limit wait aside
-without holding up the others.
+is taken. Within each: priority, then instant. Kinds that are at their limit wait aside without
+holding up the others, and by priority and instant themselves.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Final
 
 from delayq.timer_heap import Timer
@@ -31,12 +32,20 @@ class Lane:
 
     def push(self, timer: Timer) -> None:
         """Add at the end of its priority."""
-        queue = self._by_priority.get(timer.priority)
-        if queue is None:
-            queue = self._by_priority[timer.priority] = deque()
-            self._order = sorted(self._by_priority, reverse=True)
-        queue.append(timer)
+        self._queue(timer.priority).append(timer)
         self._count += 1
+
+    def push_first(self, timer: Timer) -> None:
+        """Add at the front of its priority: it has waited before."""
+        self._queue(timer.priority).appendleft(timer)
+        self._count += 1
+
+    def _queue(self, priority: int) -> deque[Timer]:
+        queue = self._by_priority.get(priority)
+        if queue is None:
+            queue = self._by_priority[priority] = deque()
+            self._order = sorted(self._by_priority, reverse=True)
+        return queue
 
     def pop(self) -> Timer:
         """Take the first of the highest priority. IndexError if the lane is empty."""
@@ -88,7 +97,7 @@ class ReadyQueue:
         self._admission = admission
         self._fresh = Lane()
         self._backlog = Lane()
-        self._aside: dict[str, deque[Timer]] = {}
+        self._aside: dict[str, list[tuple[int, int, int]]] = {}  # heaps of (-priority, at_us, id)
         self._aside_count = 0
 
     def __len__(self) -> int:
@@ -126,7 +135,8 @@ class ReadyQueue:
             if admit(timer.kind):
                 taken.append(timer)
             else:
-                self._aside.setdefault(timer.kind, deque()).append(timer)
+                entry = (-timer.priority, timer.at_us, timer.id)
+                heappush(self._aside.setdefault(timer.kind, []), entry)
                 self._aside_count += 1
         return taken
 
@@ -134,15 +144,23 @@ class ReadyQueue:
         """A task of a limited kind is over: the first of each kind that waits may try again."""
         if not self._admission.done(kind):
             return
-        for waiting in [name for name, queue in self._aside.items() if queue]:
-            self.push((self._aside[waiting].popleft(),), now_us)
-            self._aside_count -= 1
+        for waiting, heap in self._aside.items():
+            if heap:
+                timer = _timer(waiting, heappop(heap))
+                self._aside_count -= 1
+                fresh = timer.at_us >= now_us - _FRESH_US
+                (self._fresh if fresh else self._backlog).push_first(timer)
 
     def clear(self) -> list[Timer]:
         """Empty it; what was in it, in no order."""
         left = [self._fresh.pop() for _ in range(len(self._fresh))]
         left += [self._backlog.pop() for _ in range(len(self._backlog))]
-        left += [timer for queue in self._aside.values() for timer in queue]
+        left += [_timer(kind, entry) for kind, heap in self._aside.items() for entry in heap]
         self._aside.clear()
         self._aside_count = 0
         return left
+
+
+def _timer(kind: str, entry: tuple[int, int, int]) -> Timer:
+    lowered, at_us, task_id = entry
+    return Timer(task_id, at_us, kind, -lowered)

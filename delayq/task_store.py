@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from delayq.errors import KeyTaken
-from delayq.instants import MICROSECOND, instant_from_us
+from delayq.instants import instant_from_us
 from delayq.model import (
     Cancel,
     Discard,
@@ -80,7 +80,7 @@ class TaskStore:
     async def schedule_one(
         self, conn: AnyConnection, request: TaskRequest, patience_ms: int | None = None
     ) -> ScheduledTask:
-        """Write one task, or find the one that holds its key. KeyTaken if that was to be an error."""
+        """Write one task, or find the one that holds its key; or else KeyTaken."""
         if not request.alone:
             return await self.schedule_plain(conn, request)
         row = await self._row(
@@ -121,11 +121,16 @@ class TaskStore:
 
     # --- changing one's mind ------------------------------------------------------------------
 
-    async def cancel_many(
-        self, conn: AnyConnection, ids: Sequence[int], *, wait: bool = True
+    async def cancel_many(self, conn: AnyConnection, ids: Sequence[int]) -> dict[int, Cancel]:
+        """The answer for each id, waiting for whoever holds a lock on one of them."""
+        rows = await self._rows(conn, "cancel_many", ids, True)
+        return {row["id"]: Cancel(row["answer"]) for row in rows}
+
+    async def cancel_unlocked(
+        self, conn: AnyConnection, ids: Sequence[int]
     ) -> dict[int, Cancel | None]:
-        """The answer for each id; None (unless `wait`) if a stranger holds a lock on the task."""
-        rows = await self._rows(conn, "cancel_many", ids, wait)
+        """The answer for each id; None if a stranger holds a lock on the task."""
+        rows = await self._rows(conn, "cancel_many", ids, False)
         return {row["id"]: _unless_locked(Cancel, row["answer"]) for row in rows}
 
     async def cancel_key(
@@ -136,17 +141,20 @@ class TaskStore:
         return Cancel(row["answer"])
 
     async def reschedule_many(
-        self, conn: AnyConnection, moves: Sequence[Move], *, wait: bool = True
+        self, conn: AnyConnection, moves: Sequence[Move]
+    ) -> dict[int, Reschedule]:
+        """The answer for each id, waiting for whoever holds a lock on one of them.
+
+        Of two moves of one task the later in the list counts.
+        """
+        rows = await self._rows(conn, "reschedule_many", *_columns(moves), True)
+        return {row["id"]: Reschedule(row["answer"]) for row in rows}
+
+    async def reschedule_unlocked(
+        self, conn: AnyConnection, moves: Sequence[Move]
     ) -> dict[int, Reschedule | None]:
-        """The answer for each id; of two moves of one task the later in the list counts."""
-        rows = await self._rows(
-            conn,
-            "reschedule_many",
-            [move.id for move in moves],
-            [move.delay_us for move in moves],
-            [move.execute_at_us for move in moves],
-            wait,
-        )
+        """The answer for each id; None if a stranger holds a lock on the task."""
+        rows = await self._rows(conn, "reschedule_many", *_columns(moves), False)
         return {row["id"]: _unless_locked(Reschedule, row["answer"]) for row in rows}
 
     async def reschedule_key(
@@ -156,15 +164,15 @@ class TaskStore:
         when: tuple[int | None, int | None],
         patience_ms: int | None = None,
     ) -> Reschedule:
-        """Move the holder of a (kind, key); `when` is (delay_us, execute_at_us), one of them None."""
+        """Move the holder of (kind, key); `when` is (delay_us, execute_at_us), one of them None."""
         rows = await self._rows(conn, "reschedule_key", *target, *when, _text(patience_ms))
         return Reschedule(rows[0]["answer"]) if rows else Reschedule.NOT_FOUND
 
     async def revive_many(
-        self, conn: AnyConnection, ids: Sequence[int], spread: timedelta
+        self, conn: AnyConnection, ids: Sequence[int], spread_us: int
     ) -> dict[int, Revive]:
-        """Bring dead tasks back, due at instants spread at random over `spread` from now."""
-        rows = await self._rows(conn, "revive_many", ids, spread // MICROSECOND)
+        """Bring dead tasks back, due at random instants from now until `spread_us` later."""
+        rows = await self._rows(conn, "revive_many", ids, spread_us)
         return {row["id"]: Revive(row["answer"]) for row in rows}
 
     async def discard_many(self, conn: AnyConnection, ids: Sequence[int]) -> dict[int, Discard]:
@@ -247,13 +255,21 @@ def _written(kind: str, row: Row) -> ScheduledTask:
     return ScheduledTask(row["id"], kind, created=True, state=TaskState.PENDING, execute_at=at)
 
 
+def _columns(moves: Sequence[Move]) -> tuple[list[int], list[int | None], list[int | None]]:
+    return (
+        [move.id for move in moves],
+        [move.delay_us for move in moves],
+        [move.execute_at_us for move in moves],
+    )
+
+
 def _unless_locked(answers: type[A], answer: str) -> A | None:
     return None if answer == "locked" else answers(answer)
 
 
 def _task(row: Row) -> Task:
     fields: dict[str, Any] = {name: row[name] for name in _AS_THEY_ARE}
-    instants = {name: _instant(row[f"{name}_us"]) for name in _INSTANTS}
+    fields |= {name: _instant(row[f"{name}_us"]) for name in _INSTANTS}
     return Task(
         state=TaskState(row["state"]),
         payload=_read(row["payload"]),
@@ -263,7 +279,6 @@ def _task(row: Row) -> Task:
         execute_at=instant_from_us(row["execute_at_us"]),
         created_at=instant_from_us(row["created_at_us"]),
         **fields,
-        **instants,
     )
 
 

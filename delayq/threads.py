@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import Any, TypeVar
@@ -63,13 +64,15 @@ class Threads:
         loop: asyncio.AbstractEventLoop,
         future: asyncio.Future[Any],
     ) -> None:
+        if future.cancelled():
+            return  # given back before it began: it may run elsewhere by now
         result: Any = None
         error: BaseException | None = None
         try:
             result = function()
         except BaseException as caught:  # noqa: BLE001 - a thread hands on whatever ended it
             error = caught
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(_deliver, future, result, error)
 
 

@@ -120,7 +120,8 @@ class TimerManager:
         """
         if self._stopped:
             return
-        room = min(_POP, self._ready_limit - len(self._dispatcher.ready))
+        # what waits aside for the limit of its kind does not count: it must not hold up others
+        room = min(_POP, self._ready_limit - self._dispatcher.ready.takeable)
         if room > 0:
             due_us = self._clock.now_us() + self._dispatcher.ahead_us
             timers = self.owned.pop_due(due_us, room)
@@ -136,6 +137,7 @@ class TimerManager:
         if at_us is not None and at_us <= self._clock.now_us():
             self.fire()
         else:
+            self._arm_owned()  # a full queue left it unarmed, and what it waited for may be gone
             self._want_more()
 
     def _arm_standby(self) -> None:
@@ -344,7 +346,7 @@ class TimerManager:
         owned, standby = self.owned.push, self.standby.push
         now_us = self._clock.now_us()
         # what is due already goes straight on, as far as there is room
-        room = 0 if self._stopped else self._ready_limit - len(self._dispatcher.ready)
+        room = 0 if self._stopped else self._ready_limit - self._dispatcher.ready.takeable
         due: list[Timer] = []
         for task_id, bucket, at_us, kind, priority in rows:
             if task_id in held or task_id in gone:

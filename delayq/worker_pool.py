@@ -202,8 +202,8 @@ class WorkerPool(Generic[T]):
                     turn = _Turn()
                     continue
                 await self._handle(worker, task)
-                if copy_context() != clean:
-                    return  # the item left context variables behind: they end with this worker
+                if copy_context() != clean or task.cancelling():
+                    return  # what the item left behind (context variables, a cancel) ends here
                 if turn.over():
                     await asyncio.sleep(0)
                     turn = _Turn()

@@ -43,7 +43,7 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except DelayQError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the module raises
         raise ApplicationNotFound(_why(name, error)) from None
 
 

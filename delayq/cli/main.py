@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, cast
 
 import click
 
-from delayq.cli.doctor import doctor
 from delayq.cli.exits import EXIT_CODES, Exit, exit_for
 from delayq.cli.options import Invocation, shared_options
-from delayq.cli.stats import stats
 from delayq.cli.text import one_line
 from delayq.errors import DelayQError
+from delayq.version import VERSION
 
 _COMMANDS: Final = {
     "run": "run:run",
@@ -41,13 +40,6 @@ _PIPE_CLOSED: Final = 128 + 13
 _EXTRA: Final = "Got unexpected extra argument"
 
 
-def _version() -> str:
-    try:
-        return version("delayq")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 class _Commands(click.Group):
     """The commands, each imported when it is called: a short one starts fast."""
 
@@ -68,7 +60,7 @@ class _Commands(click.Group):
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(_version(), "--version", message="delayq %(version)s")
+@click.version_option(VERSION, "--version", message="delayq %(version)s")
 @shared_options
 def cli() -> None:
     """Do X in 5 minutes: delayed tasks that need nothing but PostgreSQL.
@@ -101,20 +93,27 @@ def _run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except click.exceptions.Exit as left:
         return int(left.exit_code)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        return Exit.USAGE
-    except click.ClickException as error:
-        return _fail(Exit.USAGE, _usage(error))
     except (click.Abort, KeyboardInterrupt):
-        return 130
-    except DelayQError as error:
-        return _fail(exit_for(error), str(error))
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - a traceback may quote what must not be shown
-        return _fail(Exit.INTERNAL, _mistake(error))
+        return _fail(error)
     return int(status or 0)
+
+
+def _fail(error: Exception) -> int:
+    """Say what is wrong on standard error; the exit code."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return Exit.USAGE
+    code, message = exit_for(error), str(error)
+    if isinstance(error, click.ClickException):
+        code, message = Exit.USAGE, _usage(error)
+    elif not isinstance(error, DelayQError):
+        message = _mistake(error)
+    click.echo(f"delayq: {one_line(message)}", err=True)
+    return code
 
 
 def _usage(error: click.ClickException) -> str:
@@ -130,8 +129,3 @@ def _mistake(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"a mistake in delayq, please report it: {type(error).__name__}{where}"
-
-
-def _fail(code: Exit, message: str) -> int:
-    click.echo(f"delayq: {one_line(message)}", err=True)
-    return int(code)

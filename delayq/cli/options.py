@@ -74,7 +74,7 @@ def limit_option(default: int) -> Callable[[F], F]:
     """`--limit`, for lists."""
     return click.option(
         "--limit",
-        type=click.IntRange(1, 10_000),
+        type=click.IntRange(1, 1_000),
         default=default,
         show_default=True,
         help="Rows at the most.",

@@ -11,9 +11,7 @@ from contextlib import asynccontextmanager
 
 from delayq.cli.options import Invocation
 from delayq.database import Connection, Database, close, parse_dsn
-from delayq.embedded import embedded_server
-from delayq.errors import InvalidSettings
-from delayq.migrate import check_schema, migrate
+from delayq.migrate import check_schema
 from delayq.report_store import ReportStore
 from delayq.settings import Settings
 
@@ -26,15 +24,10 @@ async def database(settings: Settings) -> AsyncIterator[Database]:
     if settings.dsn is not None:
         yield Database(parse_dsn(settings.dsn.get_secret_value()), settings)
         return
-    if settings.embedded is False:
-        raise InvalidSettings("DELAYQ_DSN: is not set; name the database there, or with --dsn")
-    server = embedded_server(
-        settings.embedded_dir, pg_bin=settings.pg_bin, allow_system=settings.embedded is True
-    )
-    async with server as running:
-        place = Database(parse_dsn(running.dsn), settings)
-        async with connection(place) as conn:
-            await migrate(conn)
+    # Imported here, since whoever names a database has no use for the rest of the application.
+    from delayq.app import open_embedded  # noqa: PLC0415
+
+    async with open_embedded(settings) as place:
         yield place
 
 

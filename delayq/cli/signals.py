@@ -44,8 +44,9 @@ async def _cancelled_by_signals(command: Coroutine[object, object, T]) -> T:
         came.append(number)
         task.cancel()
 
-    for number in _SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop, number)
     try:
         return await task
@@ -55,13 +56,9 @@ async def _cancelled_by_signals(command: Coroutine[object, object, T]) -> T:
         task.cancel()
         raise
     finally:
-        _hand_back(loop)
-
-
-def _hand_back(loop: asyncio.AbstractEventLoop) -> None:
-    for number in _SIGNALS:
-        if loop.remove_signal_handler(number):
-            signal.signal(number, _leave)
+        for number, handler in before.items():
+            if loop.remove_signal_handler(number):
+                signal.signal(number, handler)
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

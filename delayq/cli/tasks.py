@@ -263,7 +263,10 @@ class ListOptions(TypedDict):
 @shared_options
 @pass_invocation
 def list_tasks(invocation: Invocation, **options: Unpack[ListOptions]) -> None:
-    """List tasks by id, a page at a time. Payloads are shown by `show` alone."""
+    """List live tasks by id, or those of one --state (finished ones from the newest back).
+
+    A page at a time: --after the last id shows the next. Payloads are shown by `show` alone.
+    """
     show_page(invocation, options)
 
 

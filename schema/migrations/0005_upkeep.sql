@@ -86,7 +86,7 @@ begin
     execute format('grant execute on function delayq.clock(), delayq.hint_horizon(), delayq.micros(timestamptz),
                     delayq.instant(bigint), delayq.notify(text),
                     delayq.hint(bigint[], timestamptz[], smallint[], text[]), delayq.find(bigint),
-                    delayq.live(bigint), delayq.check_reference(bigint, text, text),
+                    delayq.live(bigint), delayq.lock_key(text, text), delayq.check_reference(bigint, text, text),
                     delayq.schedule_many(text[], text[], bigint[], bigint[], smallint[], integer[], bigint[], bigint[], text[]),
                     delayq.schedule_one(text, jsonb, bigint, bigint, text, text, text, smallint, integer, bigint, bigint, jsonb),
                     delayq.schedule(text, jsonb, interval, timestamptz, text, text, text, integer, integer, interval, interval, jsonb),

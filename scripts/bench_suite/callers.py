@@ -25,9 +25,7 @@ async def rate_for(seconds: float, callers: int, call: Callable[[], Awaitable[ob
     return done / (perf_counter() - began)
 
 
-async def rate_over(
-    items: list[T], callers: int, call: Callable[[T], Awaitable[object]]
-) -> float:
+async def rate_over(items: list[T], callers: int, call: Callable[[T], Awaitable[object]]) -> float:
     """Calls a second, one for each item."""
     left: Iterator[T] = iter(items)
 

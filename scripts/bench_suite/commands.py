@@ -1,6 +1,6 @@
 """Child processes that obey: JSON lines in, JSON lines out.
 
-    {"do": "insert", "seconds": 2}   ->   {"per_s": 1234.5}   or   {"error": "…"}
+{"do": "insert", "seconds": 2}   ->   {"per_s": 1234.5}   or   {"error": "…"}
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from scripts.bench_suite.scenarios import SCENARIOS
+from .scenarios import SCENARIOS
 
 
 def _size(default: float, about: str) -> float:

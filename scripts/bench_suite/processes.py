@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.bench_suite.commands import MARK
+from .commands import MARK
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-APPLICATION: Final = "scripts.bench_suite.application:dq"
+_SCRIPTS: Final = Path(__file__).resolve().parents[1]
+_PATH: Final = f"{_SCRIPTS}{os.pathsep}{_SCRIPTS.parent}"
+APPLICATION: Final = "bench_suite.application:dq"
 _COMMAND_LIMIT_S: Final = 600.0
 _STOP_LIMIT_S: Final = 45.0
 _LOOK_S: Final = 0.1
@@ -27,13 +28,12 @@ class BenchError(Exception):
     """A run cannot go on; the text says why."""
 
 
-def environment(dsn: str | None, settings: Mapping[str, str]) -> dict[str, str]:
+def environment(dsn: str, settings: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without its settings of delayq and PostgreSQL."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("DELAYQ_", "PG"))
     }
-    database = {} if dsn is None else {"DELAYQ_DSN": dsn}
-    return kept | {"PYTHONPATH": str(ROOT)} | database | settings
+    return {**kept, "PYTHONPATH": _PATH, "DELAYQ_DSN": dsn, **settings}
 
 
 class Worker:
@@ -75,7 +75,9 @@ class Worker:
 
 
 @asynccontextmanager
-async def worker(folder: Path, env: Mapping[str, str], name: str = "worker") -> AsyncIterator[Worker]:
+async def worker(
+    folder: Path, env: Mapping[str, str], name: str = "worker"
+) -> AsyncIterator[Worker]:
     """Start `delayq run`; killed at the end of the block unless it was stopped."""
     events, log = folder / f"{name}.events", folder / f"{name}.log"
     with log.open("wb") as output:
@@ -105,12 +107,15 @@ class Child:
         if self._process.stdin is None or self._process.stdout is None:
             raise BenchError("a child without pipes")
         self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+        await self._process.stdin.drain()
         async with asyncio.timeout(_COMMAND_LIMIT_S):
             while line := await self._process.stdout.readline():
                 text = line.decode()
                 if text.startswith(MARK):
                     return self._checked(do, json.loads(text.removeprefix(MARK)))
-        raise BenchError(f"{do}: the process ended: {self._log.read_text(errors='replace')[-1000:]}")
+        raise BenchError(
+            f"{do}: the process ended: {self._log.read_text(errors='replace')[-1000:]}"
+        )
 
     @staticmethod
     def _checked(do: str, answer: dict[str, Any]) -> dict[str, Any]:
@@ -121,11 +126,11 @@ class Child:
 
 @asynccontextmanager
 async def child(module: str, folder: Path, env: Mapping[str, str]) -> AsyncIterator[Child]:
-    """Start `python -m scripts.bench_suite.MODULE`; it ends with the block."""
+    """Start `python -m bench_suite.MODULE`; it ends with the block."""
     log = folder / f"{module}.log"
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"scripts.bench_suite.{module}"),
+            *(sys.executable, "-m", f"bench_suite.{module}"),
             env=env,
             cwd=folder,
             stdin=asyncio.subprocess.PIPE,

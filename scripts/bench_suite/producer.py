@@ -6,21 +6,25 @@ import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from scripts.bench_suite.application import dq, noop
-from scripts.bench_suite.callers import rate_for, rate_over
-from scripts.bench_suite.commands import obey
+from .application import dq, noop
+from .callers import rate_for, rate_over
+from .commands import obey
 
 _CHUNK = 5_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FAR = timedelta(hours=1)
 
 
-async def schedule(*, count: int, first_us: int, step_us: int = 0, number: int = 0) -> Mapping[str, object]:
+async def schedule(
+    *, count: int, first_us: int, step_us: int = 0, number: int = 0
+) -> Mapping[str, object]:
     """Tasks number, number + 1, …, the first due at `first_us`, `step_us` apart; their ids."""
     ids: list[int] = []
     for start in range(0, count, _CHUNK):
         requests = [
-            noop.options().request_at(_EPOCH + timedelta(microseconds=first_us + i * step_us), number + i)
+            noop.options().request_at(
+                _EPOCH + timedelta(microseconds=first_us + i * step_us), number + i
+            )
             for i in range(start, min(count, start + _CHUNK))
         ]
         ids += [task.id for task in await dq.schedule_many(requests)]

@@ -12,14 +12,18 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from time import perf_counter, time_ns
+from typing import TYPE_CHECKING
 
 import asyncpg
 
-from delayq.database import Connection, Pool
 from delayq.dsn import parse_dsn
-from scripts.bench_suite.callers import rate_for, rate_over
-from scripts.bench_suite.commands import obey
-from scripts.bench_suite.numbers import spread
+
+from .callers import rate_for, rate_over
+from .commands import Command, obey
+from .numbers import spread
+
+if TYPE_CHECKING:
+    from delayq.database import Connection, Pool
 
 BATCH = 100
 _OWNER = 7
@@ -54,7 +58,8 @@ FILL = """
 LEASE = """
     with asynchronously as materialized (select set_config('synchronous_commit', 'off', true))
     update raw_task
-       set state = 1, lease_owner = $4, lease_token = $5 + id, leased_at = now(), attempt = attempt + 1
+       set state = 1, attempt = attempt + 1, leased_at = now(),
+           lease_owner = $4, lease_token = $5 + id
      where id = any (array(
          select id from raw_task
           where state = 0 and (execute_at, id) > ($1, $2) and execute_at <= now()
@@ -191,6 +196,13 @@ async def _pool(dsn: str, size: int) -> AsyncIterator[Pool]:
         yield pool
 
 
+COMMANDS: Mapping[str, Command] = {
+    "drain": drain,
+    "timers": timers,
+    "insert": insert,
+    "delete": delete,
+    "poll": poll,
+}
+
 if __name__ == "__main__":
-    commands = {"drain": drain, "timers": timers, "insert": insert, "delete": delete, "poll": poll}
-    asyncio.run(obey(commands))
+    asyncio.run(obey(COMMANDS))

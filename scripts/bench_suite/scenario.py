@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scripts.bench_suite.options import Sizes
-    from scripts.bench_suite.server import Ground
+    from .options import Sizes
+    from .server import Ground
 
 
 class Measure(StrEnum):

@@ -1,4 +1,4 @@
-"""Where it is measured: a PostgreSQL server of the benchmark's own, and a fresh database per run."""
+"""Where it is measured: a PostgreSQL server of its own, and a fresh database for each run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ import asyncpg
 from delayq.dsn import parse_dsn
 from delayq.embedded import PrivateServer, find_binaries
 from delayq.migrate import migrate
-from scripts.bench_suite.processes import Child, Worker, child, environment, worker
+
+from .processes import Child, Worker, child, environment, worker
 
 if TYPE_CHECKING:
     from delayq.database import Connection
-    from scripts.bench_suite.options import Options
+
+    from .options import Options
 
 # What a server of one's own would have; `max_wal_size` is PostgreSQL's default, which the
 # embedded server of delayq is below.
@@ -97,7 +99,11 @@ class Ground:
             " where setting is distinct from boot_val and source not in ('default', 'override',"
             " 'client', 'session') order by name"
         )
-        return {row["name"]: row["value"] for row in rows if not row["name"].lower().startswith(_LOGGING)}
+        return {
+            row["name"]: row["value"]
+            for row in rows
+            if not row["name"].lower().startswith(_LOGGING)
+        }
 
 
 @dataclass(frozen=True, slots=True)

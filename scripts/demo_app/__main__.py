@@ -55,12 +55,18 @@ def database(folder: Path, screen: Screen) -> Iterator[None]:
     with PrivateServer(folder / "database", allow_system=True) as server:
         os.environ["DELAYQ_DSN"] = server.dsn
         os.environ[ledger.LEDGER] = str(folder / "ledger")
-        os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
+        os.environ["PYTHONPATH"] = path_for_nodes()
         os.chdir(folder)  # where no .env says otherwise
         screen.heading(f"embedded PostgreSQL in {server.folder}; delayq migrate")
         migrate = [sys.executable, "-m", "delayq", "migrate"]
         subprocess.run(migrate, check=True, timeout=30)
         yield
+
+
+def path_for_nodes() -> str:
+    """Where `delayq run` finds the application."""
+    scripts = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, [scripts, os.environ.get("PYTHONPATH")]))
 
 
 def forget_the_surroundings() -> None:

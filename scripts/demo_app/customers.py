@@ -12,7 +12,7 @@ from .orders import TooLateError, extend_order, pay_order, place_order
 from .screen import Screen
 
 ORDERS = 60
-FIRST_EXPIRY_S, EXPIRIES_S = 3.0, 8.0
+FIRST_EXPIRY_S, EXPIRIES_S = 2.5, 6.0
 ARRIVAL_S = 0.02
 
 
@@ -40,7 +40,7 @@ def customer(order: int) -> Customer:
         within=timedelta(seconds=FIRST_EXPIRY_S + EXPIRIES_S * spread),
         extends_by=timedelta(seconds=1.25) if order % 5 == 1 else None,
         pays_before_expiry=(last_moment if in_the_last_moment else early) if pays else None,
-        restock_s=2.0 if order % 4 == 1 else 0.02,
+        restock_s=2.5 if order % 4 in (1, 2) else 0.02,
         closed_first=order % 10 == 7 and not pays,
     )
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -149,11 +149,16 @@ async def held_by(conn: AnyConnection, node: int) -> Held:
     )
 
 
-async def caught(conn: AnyConnection, node: int, enough: Callable[[Held], bool]) -> Held:
-    """What the node holds, at a moment when that is enough."""
+async def first_busy(
+    conn: AnyConnection, incarnations: Iterable[int], is_busy: Callable[[Held], bool]
+) -> Held:
+    """What the first node holds that is found busy."""
 
     async def look() -> Held | None:
-        held = await held_by(conn, node)
-        return held if enough(held) else None
+        for incarnation in incarnations:
+            held = await held_by(conn, incarnation)
+            if is_busy(held):
+                return held
+        return None
 
     return await until(look)

@@ -104,6 +104,7 @@ class Reckoning:
     finished_by_leaver: int = 0
     interrupted: int = 0
     taken_over: int = 0
+    paid_meanwhile: int = 0
     status: int = 0
 
     def faults(self) -> list[str]:
@@ -156,6 +157,7 @@ def reckon(evidence: Evidence) -> Reckoning:
         finished_by_leaver=sum(ran_on(by_task, task, held.node) for task in held.running),
         interrupted=sum(not ran_on(by_task, task, held.node) for task in held.running),
         taken_over=sum(fired_elsewhere(by_task, task, held.node) for task in held.pending),
+        paid_meanwhile=sum(was_cancelled(by_task, task) for task in held.pending),
         status=restart.status,
     )
 
@@ -211,10 +213,16 @@ def fired_elsewhere(history: dict[int, Ended], task: int, node: int) -> bool:
     return ended is not None and ended.state == "succeeded" and ended.node != node
 
 
+def was_cancelled(history: dict[int, Ended], task: int) -> bool:
+    return task in history and history[task].state == "cancelled"
+
+
 def table_of(told: Reckoning, restart: Restart) -> list[tuple[str, str, str]]:
     """Name, value, remark."""
     late = told.lateness_ms or [0.0]
     held = restart.held
+    finished = f"{told.finished_by_leaver} finished by it"
+    elsewhere = f"{told.taken_over} fired by the others, {told.paid_meanwhile} paid"
     return [
         ("scheduled", str(len(told.scheduled)), ""),
         ("fired", str(len(told.fired)), f"{len(told.tried_again)} of them at the second attempt"),
@@ -225,7 +233,6 @@ def table_of(told: Reckoning, restart: Restart) -> list[tuple[str, str, str]]:
         ("lost", str(len(told.lost)), ""),
         ("twice", str(len(told.twice)), ""),
         ("early", str(len(told.early)), ""),
-        (f"{restart.name} at SIGTERM", f"{len(held.running)} running",
-         f"{told.finished_by_leaver} finished by it"),
-        ("", f"{len(held.pending)} pending", f"{told.taken_over} fired by the others"),
-    ]  # fmt: skip
+        (f"{restart.name} at SIGTERM", f"{len(held.running)} running", finished),
+        ("", f"{len(held.pending)} pending", elsewhere),
+    ]

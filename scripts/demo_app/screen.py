@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import ledger
 
-_LOOK_S = 0.05
+_LOOK_S = 0.02
 _WIDTH = 66
 
 

@@ -146,14 +146,20 @@ async def test_the_application_can_call_every_statement_of_its_client(
 ) -> None:
     calls: list[tuple[str, list[Any]]] = [
         ("schedule_many", [["k"], ["{}"], [0], [None], [0], [None], [None], [None], ["{}"]]),
-        ("schedule_one", ["k", "{}", 0, None, "x", "keep", None, 0, None, None, None, "{}"]),
+        ("schedule_one", ["k", "{}", 0, None, "x", "keep", None, 0, None, None, None, "{}", None]),
+        ("schedule_plain", ["k", 0, None, "{}", "{}", 0, None, None, None]),
         ("reschedule_many", [[1], [0], [None], True]),
-        ("reschedule_key", ["k", "x", 0, None]),
+        ("reschedule_key", ["k", "x", 0, None, None]),
         ("cancel_many", [[1], True]),
-        ("cancel_key", ["k", "x"]),
+        ("cancel_key", ["k", "x", None]),
         ("revive_many", [[1], 0]),
         ("discard_many", [[1]]),
         ("get", [1]),
+        ("key_holder", ["k", "x"]),
+        ("list_live", [0, None, None, None, 10]),
+        ("list_dead", [0, None, None, 10]),
+        ("list_history", [2**62, None, None, None, 10]),
+        ("nodes", [10]),
     ]
     async with logged_in(login, "delayq_app") as conn:
         for name, arguments in calls:

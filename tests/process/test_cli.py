@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import json
 import os
 import pty
@@ -9,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -309,10 +312,6 @@ def _wait_until_it_reads(process: subprocess.Popen[bytes]) -> None:
 
 
 def _unread(descriptor: int) -> bool:
-    import array
-    import fcntl
-    import termios
-
     waiting = array.array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, waiting)
     return bool(waiting[0])
