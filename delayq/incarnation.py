@@ -69,8 +69,6 @@ class Incarnation:
         self.id = random.SystemRandom().randrange(1, 1 << 62)
         self.counters = Counters()
         self.buried = False
-        self.left_behind = False
-        """True if a handler goes on in spite of its cancellation"""
         self.active = asyncio.Event()
         self._settings = settings
         self._kinds = sorted(kinds)
@@ -246,7 +244,6 @@ class Incarnation:
         self._executor.stop(Interruption.SHUTDOWN)
         await self._patiently(self._executor.idle, _CANCEL_GRACE_S)
         for lease in self._executor.abandon():  # they ignore their cancellation
-            self.left_behind = True
             self._settler.settle(Settlement(lease, Outcome.RELEASE))
         self._handed_over = await self._patiently(self._settler.flushed, _BOUND_S)
 
@@ -261,7 +258,6 @@ class Incarnation:
         self._timers.stop()
         await self._maintenance.stop()
         await self._pool.aclose()
-        self.left_behind = self.left_behind or bool(self._executor.running)
         await self._membership.stop()
         if self._handed_over:
             await self._bounded("leave", self._store.leave())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from delayq.clock import Clock
 from delayq.database import close
-from delayq.errors import InvalidArgument
+from delayq.errors import DatabaseError, InvalidArgument
 from delayq.incarnation import Incarnation
 from delayq.log import log
 from delayq.migrate import check_schema
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _STUCK_S: Final = 1.0
+_COME_BACK_S: Final = 0.5
 
 
 class Node:
@@ -124,12 +125,20 @@ class Node:
         return Incarnation(self._database, self._registry, self._settings, self._clock, self._kinds)
 
     async def _live(self) -> None:
-        life = self._life
+        first = life = self._life
         while life is not None:
-            await life.run()
-            if not life.buried or self._leaving:
-                return
-            log.bind(node=life.id).warning("node.comes_back")
+            try:
+                await life.run()
+            except DatabaseError as error:
+                if life is first or self._leaving:
+                    raise
+                # it ran before: that the database is away just now must not end it
+                log.bind(error=str(error)).warning("node.comes_back_later")
+                await asyncio.sleep(_COME_BACK_S)
+            else:
+                if not life.buried or self._leaving:
+                    return
+                log.bind(node=life.id).warning("node.comes_back")
             life = self._life = self._new_life()
 
 
@@ -149,13 +158,18 @@ async def run_node(node: Node) -> int:
         else:
             log.bind(signal=number.name).warning("signal.stop")
             node.request_stop()
+        if node.id is None or len(received) > 1:
+            starting.cancel()  # the database does not answer, and nothing runs yet
 
+    starting = asyncio.ensure_future(node.start())
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
     try:
-        starting = asyncio.ensure_future(node.start())
         await starting
         await node.wait()
+    except asyncio.CancelledError:
+        if not (received and starting.cancelled()):
+            raise
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)

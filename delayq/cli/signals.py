@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final, TypeVar
 
@@ -34,8 +35,7 @@ def run_until_signal(command: Coroutine[object, object, T]) -> T:
 
 
 async def _cancelled_by_signals(command: Coroutine[object, object, T]) -> T:
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(command)
+    task = asyncio.get_running_loop().create_task(command)
     came: list[int] = []
 
     def stop(number: int) -> None:
@@ -44,21 +44,30 @@ async def _cancelled_by_signals(command: Coroutine[object, object, T]) -> T:
         came.append(number)
         task.cancel()
 
+    with _handled_by(stop):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if came:
+                raise SystemExit(128 + came[0]) from None
+            task.cancel()
+            raise
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int], None]) -> Iterator[None]:
+    """Both signals go to `handler`, in the loop, for the length of the block."""
+    loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            loop.add_signal_handler(number, stop, number)
+    for number, old in before.items():
+        if old is not signal.SIG_IGN:
+            loop.add_signal_handler(number, handler, number)
     try:
-        return await task
-    except asyncio.CancelledError:
-        if came:
-            raise SystemExit(128 + came[0]) from None
-        task.cancel()
-        raise
+        yield
     finally:
-        for number, handler in before.items():
+        for number, old in before.items():
             if loop.remove_signal_handler(number):
-                signal.signal(number, handler)
+                signal.signal(number, old)
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

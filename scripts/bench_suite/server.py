@@ -39,7 +39,7 @@ STATEMENTS: Final = {
     "shared_preload_libraries": "pg_stat_statements",
     "pg_stat_statements.track": "none",
 }
-_LOGGING: Final = ("log_", "unix_socket", "listen_addresses", "timezone")
+_BESIDES: Final = ("log_", "lc_", "default_text", "unix_socket", "listen_addresses", "timezone")
 _numbers = itertools.count(1)
 
 
@@ -93,7 +93,7 @@ class Ground:
         return int(await self.admin.fetchval(query, database))
 
     async def differing(self) -> dict[str, str]:
-        """Server settings that are not PostgreSQL's defaults, but for those of its logs."""
+        """Server settings that are not PostgreSQL's defaults, but for logs and locale."""
         rows = await self.admin.fetch(
             "select name, current_setting(name) as value from pg_settings"
             " where setting is distinct from boot_val and source not in ('default', 'override',"
@@ -102,7 +102,7 @@ class Ground:
         return {
             row["name"]: row["value"]
             for row in rows
-            if not row["name"].lower().startswith(_LOGGING)
+            if not row["name"].lower().startswith(_BESIDES)
         }
 
 

@@ -34,7 +34,7 @@ def customer(order: int) -> Customer:
     pays = order % 3 == 0
     in_the_last_moment = order % 12 == 0
     early = timedelta(seconds=0.5 + spread)
-    last_moment = timedelta(milliseconds=order % 5)
+    last_moment = timedelta(milliseconds=4 * (order % 5))
     return Customer(
         order,
         within=timedelta(seconds=FIRST_EXPIRY_S + EXPIRIES_S * spread),

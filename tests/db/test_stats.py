@@ -27,7 +27,8 @@ HISTORY = """
         id, kind, state, headers, priority, due_at, execute_at, created_at, attempt,
         interruptions, errors, node, lease_token, started_at, finished_at, lateness_us)
     select i, $1, $2, '{}', 0, at, at, at, $3, 0, '[]', 7, 1, at, at + interval '2 ms', i * 1000
-      from generate_series(1, $4::int) as i, lateral (select delayq.clock() - $5::interval as at) as f
+      from generate_series(1, $4::int) as i,
+           lateral (select delayq.clock() - $5::interval as at) as f
 """
 RUNNING = """
     insert into delayq.tasks (kind, execute_at, state, lease_owner, lease_token, attempt,

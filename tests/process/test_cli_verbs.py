@@ -208,8 +208,8 @@ def test_odd_rows_are_listed_like_others(delayq: Delayq, sql: Sql) -> None:
                     "9" * 5_000):  # fmt: skip
         sql(
             """insert into delayq.tasks (kind, payload, headers, key, errors, execute_at)
-               values ($1, $2::text::jsonb, '"odd"', $1 || id_text(), '[null, 7, {"message": 5}]', now() + '1 day')"""
-            .replace("id_text()", "md5($2::text)"),
+               values ($1, $2::text::jsonb, '"odd"', $1 || md5($2::text),
+                       '[null, 7, {"message": 5}]', now() + interval '1 day')""",
             HOSTILE,
             payload,
         )  # fmt: skip

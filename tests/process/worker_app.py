@@ -20,7 +20,7 @@ from delayq.database import Database, parse_dsn
 from delayq.handler_policy import PolicyDefaults
 from delayq.handlers import Registry, Scheduler, make_task_decorator
 from delayq.log import configure
-from delayq.node import Node, run_node
+from delayq.node import Node, run_node, run_process
 from delayq.settings import load_settings
 
 LEDGER = "TESTS_OF_DELAYQ_LEDGER"
@@ -120,4 +120,4 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(run_process(main()))
