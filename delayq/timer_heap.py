@@ -174,6 +174,11 @@ class TimerHeap:
         beyond = len(self._live) - count
         return self._drop(self._latest(beyond)) if beyond > 0 else None
 
+    @property
+    def cut_us(self) -> int | None:
+        """What `take_cut_us` would return."""
+        return self._cut_us
+
     def take_cut_us(self) -> int | None:
         """The earliest instant refused or dropped by `push` since last asked, or None.
 

@@ -229,6 +229,7 @@ class TimerManager:
         async with self._sweeping:
             await self._load_window()
             await self._recheck()
+            await self._load_window()  # what the re-check had no room for
             if self._server_changed:
                 # transaction ids may have gone back, and who knows what was missed: all again
                 self._server_changed = False
@@ -271,24 +272,35 @@ class TimerManager:
             self._more.set()
 
     def _runs_out(self) -> bool:
-        return self._marks.edge_us() - self._clock.now_us() < self._sweep_us
+        cuts_us = [heap.cut_us for heap in (self.owned, self.standby) if heap.cut_us is not None]
+        edge_us = min(self._marks.edge_us(), *cuts_us) if cuts_us else self._marks.edge_us()
+        return edge_us - self._clock.now_us() < self._sweep_us
 
     def _room(self) -> int:
         held = max(len(self.owned) + len(self._dispatcher.ready), len(self.standby))
         return self._max_timers - held
 
     async def _load_window(self) -> None:
-        """Read on from the watermarks up to the horizon, while there is room."""
+        """Read on from the watermarks; full heaps keep the earliest."""
         self._note_cuts()
         now_us = self._clock.now_us()
         if self._marks.edge_us() - now_us > self._sweep_us + self._sweep_us // 2:
             return
-        cursors = self._marks.cursors(now_us + self._horizon_us)
-        while cursors.buckets and self._room() > self._page_rows:
+        cursors = self._marks.cursors(self._reach_us(now_us))
+        while cursors.buckets:
             limit = max(8, self._page_rows // len(cursors.buckets))
             page = await self._page(cursors, limit, None)
             await self._hold(page.rows)
-            cursors = self._marks.note(cursors, page, limit)
+            self._marks.note(cursors, page, limit)
+            cursors = self._marks.cursors(self._reach_us(now_us))
+
+    def _reach_us(self, now_us: int) -> int:
+        """Up to where to load: the horizon, or if the heaps are full the latest timer held."""
+        if self._room() > self._page_rows:
+            return now_us + self._horizon_us
+        fuller = max(self.owned, self.standby, key=len)
+        latest_us = fuller.latest_at_us()
+        return BEGINNING_US if latest_us is None else min(latest_us, now_us + self._horizon_us)
 
     def _note_cuts(self) -> None:
         """What a full heap refused or dropped is read again later."""
@@ -316,6 +328,8 @@ class TimerManager:
             first_xmin = page.xmin if first_xmin is None else first_xmin
             await self._hold(page.rows)
             cursors = rest(cursors, page, limit)
+        if cursors.buckets:  # no room for the rest: the load comes back to it
+            self._marks.rewind(min(cursors.at_us))
         return first_xmin
 
     async def _page(self, cursors: Cursors, limit: int, newer_than: int | None) -> Page:
@@ -356,9 +370,9 @@ class TimerManager:
                 if at_us <= now_us and len(due) < room and task_id not in self.owned:
                     due.append(Timer(task_id, at_us, kind, priority))
                 else:
-                    owned(task_id, at_us, kind, priority)
+                    owned(task_id, at_us, kind, priority, make_room=True)
             elif role is Role.UNDERSTUDY:
-                standby(task_id, max(now_us, at_us), kind, priority)
+                standby(task_id, max(now_us, at_us), kind, priority, make_room=True)
 
         if due:
             self._dispatcher.offer(due)

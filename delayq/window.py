@@ -88,12 +88,17 @@ class Watermarks:
 def rest(cursors: Cursors, page: Page, limit: int) -> Cursors:
     """What is left to read after a page: the buckets whose page came back full, from its end."""
     counts: dict[int, int] = {}
-    last: dict[int, Mark] = {}
-    for task_id, bucket, at_us, kind, _ in page.rows:
+    last = {}
+    for row in page.rows:
+        bucket = row[1]
         counts[bucket] = counts.get(bucket, 0) + 1
-        last[bucket] = Mark(at_us, kind, task_id)
+        last[bucket] = row
     until = dict(zip(cursors.buckets, cursors.until_us, strict=True))
-    full = {bucket: last[bucket] for bucket, count in counts.items() if count >= limit}
+    full = {
+        bucket: Mark(last[bucket][2], last[bucket][3], last[bucket][0])
+        for bucket, count in counts.items()
+        if count >= limit
+    }
     return _cursors(full, until)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from delayq.cli.signals import listen
+from delayq.cli.early import listen
 
 __all__ = ["main"]
 

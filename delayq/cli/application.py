@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
+from delayq.cli.early import Signalled
 from delayq.errors import ApplicationNotFound, DelayQError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _imported(name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except DelayQError:
+    except (DelayQError, Signalled):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the module raises
         raise ApplicationNotFound(_why(name, error)) from None

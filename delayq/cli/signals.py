@@ -1,8 +1,7 @@
-"""SIGTERM and SIGINT for the whole life of the process, imports included.
+"""SIGTERM and SIGINT while a command runs in its event loop.
 
-Outside an event loop a signal unwinds the stack, so that `with` blocks clean up. Inside one it
-cancels the command, which rolls back and disconnects; a second one does not wait for that. `run`
-gives both signals to its node, which drains.
+The first cancels the command, which rolls back and disconnects; a second one does not wait for
+that. `run` gives both signals to its node instead, which drains.
 """
 
 from __future__ import annotations
@@ -12,20 +11,11 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Final, TypeVar
+from typing import TypeVar
+
+from delayq.cli.early import SIGNALS, Signalled
 
 T = TypeVar("T")
-
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-def listen() -> None:
-    """Let both signals end the process with 128 + their number, without a traceback."""
-    for number in _SIGNALS:
-        # One that the parent chose to ignore (nohup, a background job) stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _leave)
 
 
 def run_until_signal(command: Coroutine[object, object, T]) -> T:
@@ -49,7 +39,7 @@ async def _cancelled_by_signals(command: Coroutine[object, object, T]) -> T:
             return await task
         except asyncio.CancelledError:
             if came:
-                raise SystemExit(128 + came[0]) from None
+                raise Signalled(came[0]) from None
             task.cancel()
             raise
 
@@ -58,7 +48,7 @@ async def _cancelled_by_signals(command: Coroutine[object, object, T]) -> T:
 def _handled_by(handler: Callable[[int], None]) -> Iterator[None]:
     """Both signals go to `handler`, in the loop, for the length of the block."""
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, old in before.items():
         if old is not signal.SIG_IGN:
             loop.add_signal_handler(number, handler, number)
@@ -68,7 +58,3 @@ def _handled_by(handler: Callable[[int], None]) -> Iterator[None]:
         for number, old in before.items():
             if loop.remove_signal_handler(number):
                 signal.signal(number, old)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -110,32 +110,48 @@ async def prepare(conn: Connection, rows: int = 0) -> None:
     await conn.execute("checkpoint")
 
 
-async def drain(*, dsn: str, rows: int) -> Mapping[str, object]:
-    """Lease and settle all rows: one connection leases while the other settles."""
-    async with connections(dsn, 2) as (lease_conn, settle_conn):
-        await prepare(lease_conn, rows)
-        leased: asyncio.Queue[list[asyncpg.Record]] = asyncio.Queue(_PIPELINE)
-        done = 0
-
-        async def lease() -> None:
-            last = (datetime(2000, 1, 1, tzinfo=UTC), 0)
-            batch: list[asyncpg.Record] | None = None
-            while batch is None or batch:
-                nonce = random.getrandbits(40)
-                batch = await lease_conn.fetch(LEASE, *last, BATCH, _OWNER, nonce)
-                last = max(((row["execute_at"], row["id"]) for row in batch), default=last)
-                await leased.put(batch)
-
-        async def settle() -> None:
-            nonlocal done
-            while batch := await leased.get():
-                ids, tokens = [row[0] for row in batch], [row[1] for row in batch]
-                await settle_conn.execute(SETTLE, ids, tokens)
-                done += len(ids)
-
+async def drain(*, dsn: str, rows: int, pipelined: bool) -> Mapping[str, object]:
+    """Lease and settle all rows: in turn on one connection, or on two at the same time."""
+    async with connections(dsn, 1 + pipelined) as conns:
+        await prepare(conns[0], rows)
         began = perf_counter()
-        await asyncio.gather(lease(), settle())
+        done = await (_pipelined if pipelined else _in_turn)(*conns)
         return {"per_s": done / (perf_counter() - began), "done": done}
+
+
+async def _leases(conn: Connection) -> AsyncIterator[list[asyncpg.Record]]:
+    """Batches until there are none."""
+    last = (datetime(2000, 1, 1, tzinfo=UTC), 0)
+    while batch := await conn.fetch(LEASE, *last, BATCH, _OWNER, random.getrandbits(40)):
+        last = max((row["execute_at"], row["id"]) for row in batch)
+        yield batch
+
+
+async def _settle(conn: Connection, batch: list[asyncpg.Record]) -> int:
+    await conn.execute(SETTLE, [row[0] for row in batch], [row[1] for row in batch])
+    return len(batch)
+
+
+async def _in_turn(conn: Connection) -> int:
+    return sum([await _settle(conn, batch) async for batch in _leases(conn)])
+
+
+async def _pipelined(lease_conn: Connection, settle_conn: Connection) -> int:
+    leased: asyncio.Queue[list[asyncpg.Record]] = asyncio.Queue(_PIPELINE)
+
+    async def lease() -> None:
+        async for batch in _leases(lease_conn):
+            await leased.put(batch)
+        await leased.put([])
+
+    async def settle() -> int:
+        done = 0
+        while batch := await leased.get():
+            done += await _settle(settle_conn, batch)
+        return done
+
+    _, done = await asyncio.gather(lease(), settle())
+    return done
 
 
 async def timers(*, count: int, first_us: float, step_us: float) -> Mapping[str, object]:

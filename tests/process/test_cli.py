@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import json
 import os
@@ -410,3 +411,28 @@ def _child_of(pid: int) -> int | None:
         if children.exists() and (found := children.read_text().split()):
             return int(found[0])
     return None
+
+
+# --- without a database ---------------------------------------------------------------------
+
+
+def test_without_a_dsn_the_embedded_server_serves_and_is_stopped(
+    delayq: Delayq, tmp_path: Path
+) -> None:
+    here = {"DELAYQ_EMBEDDED": "1", "DELAYQ_EMBEDDED_DIR": str(tmp_path / "kept")}
+    first = delayq("schedule", "a", "--in", "5m", "--json", **here)
+    assert first.returncode == 0, first.stderr
+    assert str(tmp_path / "kept") in first.stderr
+    listed = delayq("list", "--json", **here)
+    assert [task["id"] for task in json.loads(listed.stdout)["tasks"]] == [
+        json.loads(first.stdout)["id"]
+    ]
+    assert not _processes_of(tmp_path / "kept")
+
+
+def _processes_of(folder: Path) -> list[bytes]:
+    commands = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            commands.append(process.read_bytes())
+    return [command for command in commands if str(folder).encode() in command]

@@ -133,9 +133,13 @@ def test_a_key_that_is_taken(delayq: Delayq) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("mail", '{"token": "TOPSECRET",}'), ("mail", '["TOPSECRET"]'), ("mail", '{"a": "TOPSECRET\\u0000"}'),
-     ("x" * 501, '{"a": "TOPSECRET"}')],
-)  # fmt: skip
+    [
+        ("mail", '{"token": "TOPSECRET",}'),
+        ("mail", '["TOPSECRET"]'),
+        ("mail", '{"a": "TOPSECRET\\u0000"}'),
+        ("x" * 501, '{"a": "TOPSECRET"}'),
+    ],
+)
 def test_a_refused_task_is_no_row_and_its_payload_is_not_shown(
     delayq: Delayq, sql: Sql, arguments: tuple[str, str]
 ) -> None:
@@ -203,16 +207,25 @@ def test_list_goes_a_page_at_a_time_and_filters(delayq: Delayq) -> None:
     assert delayq("list", "--state", "dead").out == "no such tasks\n"
 
 
+ODD_PAYLOADS = (
+    "null",
+    "7",
+    "[[1e400]]",
+    json.dumps("x" * 1_000_000),
+    "[" * 3_000 + "]" * 3_000,
+    "9" * 5_000,
+)
+
+
 def test_odd_rows_are_listed_like_others(delayq: Delayq, sql: Sql) -> None:
-    for payload in ("null", "7", "[[1e400]]", '"' + "x" * 1_000_000 + '"', "[" * 3_000 + "]" * 3_000,
-                    "9" * 5_000):  # fmt: skip
+    for payload in ODD_PAYLOADS:
         sql(
             """insert into delayq.tasks (kind, payload, headers, key, errors, execute_at)
                values ($1, $2::text::jsonb, '"odd"', $1 || md5($2::text),
                        '[null, 7, {"message": 5}]', now() + interval '1 day')""",
             HOSTILE,
             payload,
-        )  # fmt: skip
+        )
     listed = delayq("list")
     assert listed.code == 0, listed.err
     assert len(listed.out.splitlines()) == 7

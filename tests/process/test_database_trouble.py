@@ -318,7 +318,13 @@ async def test_a_lease_that_was_committed_but_whose_answer_is_lost_is_found_and_
     app: Application, conn: Connection, dsn: str, logged: list[Logged]
 ) -> None:
     await conn.execute(EFFECTS)
+
+    @app.task
+    async def quick() -> None:
+        pass
+
     async with relay(dsn) as wire, app.node(wire.dsn) as node, connected(dsn) as stranger:
+        await ended(conn, await schedule(conn, "quick"))  # the statement is prepared
         async with stranger.transaction():
             ids = await spread(conn, "writes", 10, first_s=0.3, every_ms=0, payload='{"ms": 0}')
             await stranger.execute("lock table delayq.tasks in share mode")
@@ -355,7 +361,12 @@ async def test_a_settlement_whose_answer_is_lost_is_not_taken_for_a_lost_lease(
         runs.append(ctx.id)
         await go_on.wait()
 
+    @app.task
+    async def quick() -> None:
+        pass
+
     async with relay(dsn) as wire, app.node(wire.dsn) as node, connected(dsn) as stranger:
+        await ended(conn, await schedule(conn, "quick"))  # the statement is prepared
         ids = await spread(conn, "counts", 5, first_s=0, every_ms=0, payload="{}")
         await wait_for(lambda: len(runs) == 5, "all run")
         async with stranger.transaction():

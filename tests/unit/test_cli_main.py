@@ -130,7 +130,7 @@ def test_a_wrong_setting_of_the_application_is_2(delayq: Delayq, tmp_path: Path)
 def test_a_mistake_of_ours_is_70_without_a_traceback(
     delayq: Delayq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(**_: object) -> None:
         raise RuntimeError("TOPSECRET")
 
     monkeypatch.setattr("delayq.cli.options.load_settings", fail)

@@ -1,0 +1,205 @@
+"""Single rooms of a node, put up inside a test with real statements and a clock that is observed.
+
+No loop of theirs runs by itself here: tests call one step, then look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from delayq.clock import Clock, DatabaseClock
+from delayq.commons import Commons
+from delayq.dispatcher import Dispatcher
+from delayq.executor import Executor
+from delayq.metrics import Counters
+from delayq.ranks import ranks
+from delayq.ready_queue import Admission, ReadyQueue
+from delayq.store import Store
+from delayq.timer_heap import Timer
+from delayq.timer_manager import TimerManager
+
+if TYPE_CHECKING:
+    from delayq.database import Connection, Database
+    from delayq.settings import Settings
+
+US = 1_000_000
+ME, PEER, THIRD = 1_111, 2_222, 3_333
+
+
+async def make_commons(database: Database, settings: Settings, node: int = ME) -> Commons:
+    """What the rooms of one incarnation share; the caller closes the store."""
+    clock = Clock()
+    commons = Commons(Store(database, node), clock, DatabaseClock(clock), Counters(), settings)
+    await observe(commons)
+    return commons
+
+
+async def observe(commons: Commons) -> None:
+    """Let the rooms see what time it is in the database."""
+    sent_us = commons.clock.monotonic_us()
+    database_us = await commons.store.clock_us()
+    commons.database_clock.observe(database_us, sent_us, commons.clock.monotonic_us())
+
+
+async def add_node(conn: Connection, node: int, state: str = "active", **columns: Any) -> None:
+    """The row of another node."""
+    given = {"kinds": ["mail"], "expires_s": 15.0, **columns}
+    await conn.execute(
+        "insert into delayq.nodes (id, name, host, pid, version, kinds, state, expires_at, ttl_ms)"
+        " values ($1, 'test', 'test', 1, '1', $2, $3, delayq.clock() + $4 * interval '1 s', 15000)",
+        node,
+        given["kinds"],
+        state,
+        given["expires_s"],
+    )
+
+
+def id_in(bucket: int, number: int) -> int:
+    """The `number`th of the ids (from 1) that fall into a bucket and into no other."""
+    return (number << 16) | bucket
+
+
+async def add_tasks(
+    conn: Connection, ids: Iterable[int], *, after_s: float = 0.0, step_s: float = 0.0, **columns: Any
+) -> list[int]:
+    """Pending tasks with these ids, the first due in `after_s`, each next one `step_s` later."""
+    ids = list(ids)
+    await conn.execute(
+        "insert into delayq.tasks (id, kind, priority, execute_at) overriding system value"
+        " select i, $2, $3, delayq.clock() + ($4::float8 + (nr - 1) * $5::float8) * interval '1 s'"
+        "   from unnest($1::bigint[]) with ordinality as t(i, nr)",
+        ids,
+        columns.get("kind", "mail"),
+        columns.get("priority", 0),
+        after_s,
+        step_s,
+    )
+    return ids
+
+
+async def run_by(conn: Connection, node: int, ids: Iterable[int], **columns: Any) -> dict[int, int]:
+    """Tasks that run on a node, due a moment ago; their tokens by id."""
+    given = {"attempt": 1, "limit": 5, "deadline": "infinity", "kind": "mail", **columns}
+    rows = await conn.fetch(
+        "insert into delayq.tasks (id, kind, execute_at, state, lease_owner, lease_token,"
+        "  leased_at, attempt, attempt_limit, deadline_at, cancel_requested)"
+        " overriding system value"
+        " select i, $7, delayq.clock() - interval '1 s', 'running', $2, 1000000 + i,"
+        "  delayq.clock(), $3, $4, $5::text::timestamptz, $6"
+        "  from unnest($1::bigint[]) as t(i) returning id, lease_token",
+        list(ids),
+        node,
+        given["attempt"],
+        given["limit"],
+        given["deadline"],
+        given.get("cancel_requested", False),
+        given["kind"],
+    )
+    return {row["id"]: row["lease_token"] for row in rows}
+
+
+# --- the timer manager ---------------------------------------------------------------------------
+
+
+class FakeLookout:
+    """Remembers for whom the understudy stood in."""
+
+    def __init__(self) -> None:
+        self.stood_in: list[int] = []
+
+    def stand_in(self, timers: Iterable[Timer]) -> None:
+        self.stood_in += [timer.id for timer in timers]
+
+
+@dataclass
+class FakeDispatcher:
+    """Takes what is due and remembers it."""
+
+    clock: DatabaseClock
+    limits: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    offered: list[int] = field(default_factory=list)
+    offered_us: dict[int, int] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    paused: frozenset[str] = frozenset()
+    lookout: FakeLookout = field(default_factory=FakeLookout)
+    ahead_us: int = 0
+    free: int = 100
+
+    def __post_init__(self) -> None:
+        self.ready = ReadyQueue(Admission(self.limits))
+
+    @property
+    def idle(self) -> bool:
+        return not self.ready.takeable and self.free > 0
+
+    def offer(self, timers: Iterable[Timer]) -> None:
+        now_us = self.clock.now_us()
+        fresh = [timer for timer in timers if timer.id not in self.held]
+        self.held.update(timer.id for timer in fresh)
+        self.offered += [timer.id for timer in fresh]
+        self.offered_us.update((timer.id, now_us) for timer in fresh)
+        self.ready.push(fresh, now_us)
+
+
+class Running:
+    """The executor, as far as sweeps know it."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, None] = {}
+        self.cancelled: list[int] = []
+
+    def request_cancel(self, task_ids: Iterable[int]) -> None:
+        self.cancelled += task_ids
+
+
+@dataclass
+class Desk:
+    """A timer manager, the clock that it goes by, and what it fired into."""
+
+    commons: Commons
+    firing: FakeDispatcher
+    running: Running
+    timers: TimerManager
+
+    async def rank(self, *peers: int, kinds: Iterable[str] = ("mail",)) -> None:
+        """Take the ranks that follow from these nodes being active besides this one."""
+        serving = frozenset(kinds)
+        nodes = dict.fromkeys((self.commons.node, *peers), serving)
+        await self.timers.adjust(ranks(nodes, serving, self.commons.node))
+
+    async def observe(self) -> None:
+        """See the database's time, and let what waits for a step of it happen."""
+        await observe(self.commons)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def now_us(self) -> int:
+        """The database's clock as seen from here."""
+        return self.commons.database_clock.now_us()
+
+
+@asynccontextmanager
+async def desk(
+    database: Database,
+    settings: Settings,
+    *,
+    node: int = ME,
+    kinds: Iterable[str] = ("mail",),
+    limits: dict[str, tuple[tuple[str, int], ...]] | None = None,
+    **changes: Any,
+) -> AsyncIterator[Desk]:
+    """A timer manager without a rank yet. `changes` are other settings."""
+    commons = await make_commons(database, settings.model_copy(update=changes), node)
+    firing = FakeDispatcher(commons.database_clock, limits or {})
+    running = Running()
+    timers = TimerManager(
+        commons, cast(Dispatcher, firing), cast(Executor, running), kinds
+    )
+    yield Desk(commons, firing, running, timers)
+    timers.stop()
+    await commons.store.aclose()
