@@ -191,7 +191,7 @@ class _Job(Generic[T]):
             self.answer.set_result(result)
 
 
-class _BodyStopped(Exception):  # noqa: N818
+class _BodyStopped(Exception):
     """Rolls back for a body error that must not pass through a loop, such as SystemExit."""
 
 

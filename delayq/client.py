@@ -146,9 +146,8 @@ class Client:
     ) -> Scheduled:
         """Schedule all of them or none, in one transaction. The answers are in their order."""
         wanted = [*requests]
-        return await self._perform(
-            lambda c: schedule_all(c, self._store, wanted), conn, _doubt(wanted)
-        )
+        lane = self._perform if any(request.alone for request in wanted) else self._look
+        return await lane(lambda c: schedule_all(c, self._store, wanted), conn, _doubt(wanted))
 
     async def send(
         self,
@@ -284,7 +283,7 @@ class Client:
             found = target if isinstance(target, int) else await store.key_holder(c, *target)
             return None if found is None else await store.get(c, found)
 
-        return await self._perform(look, conn)
+        return await self._look(look, conn)
 
     async def list(
         self,
@@ -309,14 +308,14 @@ class Client:
             check_target(after_id, None, None)
         store = self._store
         if wanted is None or wanted.live:
-            return await self._perform(
+            return await self._look(
                 lambda c: store.list_live(c, (kind, wanted, key), after_id, limit), conn
             )
         if wanted is TaskState.DEAD:
-            return await self._perform(
+            return await self._look(
                 lambda c: store.list_dead(c, (kind, key), after_id, limit), conn
             )
-        return await self._perform(
+        return await self._look(
             lambda c: store.list_history(c, (kind, wanted, key), after_id, limit), conn
         )
 
@@ -335,7 +334,7 @@ class Client:
 
     async def nodes(self) -> Nodes:
         """Every node that has a row, also dead ones of which tasks remain; oldest first."""
-        return await self._perform(self._store.nodes)
+        return await self._look(self._store.nodes)
 
     async def drain_node(self, id: int) -> bool:
         """Ask a node to drain and leave. False: there is none of that id that could."""
@@ -355,6 +354,15 @@ class Client:
         """Run a statement on the caller's connection, or else on one of the pool."""
         if conn is None:
             return await self._opened.lanes.patient(work, doubt)
+        with translated():
+            return await work(conn)
+
+    async def _look(
+        self, work: Work[T], conn: AnyConnection | None = None, doubt: str = ASK_AGAIN
+    ) -> T:
+        """The same for what meets no lock: it need not queue with those who wait for one."""
+        if conn is None:
+            return await self._opened.lanes.brief(work, doubt)
         with translated():
             return await work(conn)
 

@@ -50,18 +50,22 @@ class Lanes:
                 return await self._once(work, doubt)
         return await self._once(work, doubt)
 
+    async def brief(self, work: Work[T], doubt: str = ASK_AGAIN) -> T:
+        """Run what waits for nobody and is one caller's own."""
+        async with self._brief:
+            return await self.shared(work, doubt)
+
     async def alone(self, work: PatientWork[T], doubt: str = ASK_AGAIN) -> T:
         """Run what may meet a lock: briefly at first, then with the patience of the settings.
 
         `work` is given the connection and how long it may wait, in milliseconds.
         """
         with suppress(_LockedError):
-            async with self._brief:
-                return await self.shared(lambda conn: work(conn, _BRIEFLY_MS), doubt)
+            return await self.brief(lambda conn: work(conn, _BRIEFLY_MS), doubt)
         return await self.patient(lambda conn: work(conn, self._lock_limit_ms), doubt)
 
     async def patient(self, work: Work[T], doubt: str = ASK_AGAIN) -> T:
-        """Run what may take its time."""
+        """Run what may wait for a lock, within the limit of the session."""
         async with self._patient:
             try:
                 return await self.shared(work, doubt)

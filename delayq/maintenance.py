@@ -32,7 +32,8 @@ class Maintenance:
         self._clock = clock
         self._scheduler: Any = AsyncIOScheduler(timezone=UTC)
         self._intervals: dict[str, float] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
         self._offset_us = self._wall_offset_us()
 
     def add(self, name: str, job: Job, every_s: float) -> None:
@@ -56,7 +57,9 @@ class Maintenance:
 
     def run_now(self, name: str) -> None:
         """Run a job out of turn, as soon as it does not run already."""
-        if self._scheduler.running and name in self._intervals:
+        if name in self._running:
+            self._again.add(name)  # one at a time: the scheduler would drop this run
+        elif self._scheduler.running and name in self._intervals:
             self._scheduler.modify_job(name, next_run_time=datetime.now(UTC))
 
     async def stop(self) -> None:
@@ -64,9 +67,10 @@ class Maintenance:
         if not self._scheduler.running:
             return
         self._scheduler.remove_all_jobs()
-        for task in list(self._running):
+        tasks = list(self._running.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._scheduler.shutdown(wait=False)
 
     def check_wall_clock(self) -> None:
@@ -85,15 +89,23 @@ class Maintenance:
         return time.time_ns() // 1000 - self._clock.boottime_us()
 
     async def _guarded(self, name: str, job: Job) -> None:
-        """One run. A failure is told and the next run comes; stopping cancels it."""
+        """One run, and another if it was asked for meanwhile; stopping cancels it."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - APScheduler runs coroutine jobs in tasks
-        self._running.add(task)
+        self._running[name] = task
+        try:
+            await self._run(name, job)
+            while name in self._again:
+                self._again.discard(name)
+                await self._run(name, job)
+        finally:
+            del self._running[name]
+
+    async def _run(self, name: str, job: Job) -> None:
+        """A failure is told, and the next run comes."""
         try:
             await job()
         except DelayQError as error:
             log.bind(job=name, error=str(error)).warning("job.failed")
         except Exception as error:  # noqa: BLE001 - the clockwork must outlive a bug in one job
             log.bind(job=name, error=type(error).__name__).error("job.crashed")
-        finally:
-            self._running.discard(task)

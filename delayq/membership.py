@@ -14,8 +14,9 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Final
 
 from delayq.commons import Commons
@@ -79,6 +80,7 @@ class Membership:
         self._judge = Judge(self._ttl_us)
         self._home = asyncio.get_running_loop()
         self._thread: Thread | None = None
+        self._up = Event()  # the thread can be spoken to
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._soon: asyncio.Event | None = None
@@ -115,11 +117,15 @@ class Membership:
 
     async def stop(self) -> None:
         """End the thread and its connection."""
-        loop, stop, thread = self._loop, self._stop, self._thread
-        if loop is not None and stop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
-        if thread is not None:
-            await asyncio.to_thread(thread.join)
+        if self._thread is not None:
+            await asyncio.to_thread(self._end, self._thread)
+
+    def _end(self, thread: Thread) -> None:
+        self._up.wait()
+        if self._loop is not None and self._stop is not None:
+            with suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+        thread.join()
 
     # --- in the thread ---------------------------------------------------------------------
 
@@ -129,6 +135,7 @@ class Membership:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop, self._soon = asyncio.Event(), asyncio.Event()
+        self._up.set()
         connection = ControlConnection(self._database, self._incarnation, "beat")
         watch = asyncio.create_task(self._watch())
         beats = asyncio.create_task(self._beats(connection))
@@ -210,8 +217,14 @@ class Membership:
 
     async def _watch(self) -> None:
         """Fence this node when its beats fail, and end the process if its loop stands still."""
+        look_s = min(0.5, self._margin_us / 2e6)
+        looked_us = self._clock.boottime_us()
         while True:
-            await asyncio.sleep(min(0.5, self._margin_us / 2e6))
+            await asyncio.sleep(look_s)
+            late_us = self._clock.boottime_us() - looked_us
+            looked_us += late_us
+            if late_us > 2e6 * look_s + self._stall_us // 2:
+                self._turned_us = looked_us  # this thread stood still too: suspend, or SIGSTOP
             if not self._fenced and not self._over and not self.may_fire():
                 self._fenced = True
                 log.bind(node=self._incarnation).error("node.fenced")
@@ -232,6 +245,8 @@ class Membership:
             self._home.call_soon_threadsafe(callback, *args)
         except RuntimeError:
             self._over = True  # the node's loop is closed: nobody to beat for
+            if self._stop is not None:
+                self._stop.set()
 
     @property
     def trusted_until_us(self) -> int:

@@ -7,8 +7,11 @@ answer was lost) is released when it is seen a second time.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
+from delayq.database import is_transient
+from delayq.errors import DelayQError
 from delayq.lease import Outcome
 from delayq.log import log
 from delayq.store import RunningRow, Settled
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from delayq.commons import Commons
 
 _PAGE: Final = 1_000
+_COME_BACK_S: Final = (0.1, 0.3, 1.0, 2.0)
+"""A session that was just ended lets go of its locks in a moment; a minute would be too late."""
 
 
 class Orphanage:
@@ -53,10 +58,15 @@ class Orphanage:
             if len(rows) < _PAGE:
                 break
             beyond = rows[-1].id
-        await self._adopt(orphans)
+        left = await self._adopt(orphans)
         await self._release(suspects)
         if self.dead and not orphans:
             await self._store.forget(list(self.dead), self._clock.now_us())
+        for wait_s in _COME_BACK_S:
+            if not left:
+                break
+            await asyncio.sleep(wait_s)
+            left = await self._adopt(left)
 
     def _sort_out(
         self, row: RunningRow, now_us: int, orphans: list[int], suspects: dict[int, int]
@@ -67,14 +77,30 @@ class Orphanage:
         elif row.owner not in self.alive or row.deadline_us < now_us - self._overdue_us:
             orphans.append(row.id)
 
-    async def _adopt(self, orphans: list[int]) -> None:
-        """The statement judges again; rows that are locked are left for the next pass."""
+    async def _adopt(self, orphans: list[int]) -> list[int]:
+        """The statement judges again. Those that it left: locked, or not orphans after all."""
+        adopted: list[Settled] = []
         for start in range(0, len(orphans), _PAGE):
-            adopted = await self._store.adopt(orphans[start : start + _PAGE], self._overdue_us)
-            if adopted:
-                self._counters.adopted += len(adopted)
-                log.bind(count=len(adopted), node=self._store.incarnation).warning("tasks.adopted")
-                self._adopted(adopted)
+            adopted += await self._adopt_batch(orphans[start : start + _PAGE])
+        if adopted:
+            self._counters.adopted += len(adopted)
+            log.bind(count=len(adopted), node=self._store.incarnation).warning("tasks.adopted")
+            self._adopted(adopted)
+        done = {row.id for row in adopted}
+        return [task_id for task_id in orphans if task_id not in done]
+
+    async def _adopt_batch(self, batch: list[int]) -> list[Settled]:
+        """Adopt; a batch that is refused for a row in it is halved until that row stands alone."""
+        try:
+            return await self._store.adopt(batch, self._overdue_us)
+        except DelayQError as error:
+            if is_transient(error):
+                raise
+            if len(batch) == 1:
+                log.bind(task_id=batch[0], error=str(error)).error("adopt.refused")
+                return []
+        middle = len(batch) // 2
+        return await self._adopt_batch(batch[:middle]) + await self._adopt_batch(batch[middle:])
 
     async def _release(self, suspects: dict[int, int]) -> None:
         twice = [

@@ -244,8 +244,8 @@ class Store:
             limit,
             newer_than,
         )
-        first = rows[0]
-        return Page(first[0], first[1], [tuple(r)[2:] for r in rows if r[2] is not None])
+        marks = next(row for row in rows if row[0] is not None)
+        return Page(marks[0], marks[1], [tuple(row)[2:] for row in rows if row[0] is None])
 
     async def overdue(
         self,

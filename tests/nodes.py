@@ -98,9 +98,7 @@ async def schedule(
     """Schedule a task by the SQL interface (delay=timedelta(…), key=, timeout= …); its id."""
     given = {"kind": kind, "payload": json.dumps(payload or {}), **options}
     arguments = ", ".join(f"{name} => ${nr}" for nr, name in enumerate(given, start=1))
-    return int(
-        await conn.fetchval(f"select id from delayq.schedule({arguments})", *given.values())
-    )
+    return int(await conn.fetchval(f"select id from delayq.schedule({arguments})", *given.values()))
 
 
 async def ended(conn: Connection, task_id: int, limit_s: float = PATIENCE_S) -> Ended:

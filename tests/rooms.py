@@ -64,7 +64,12 @@ def id_in(bucket: int, number: int) -> int:
 
 
 async def add_tasks(
-    conn: Connection, ids: Iterable[int], *, after_s: float = 0.0, step_s: float = 0.0, **columns: Any
+    conn: Connection,
+    ids: Iterable[int],
+    *,
+    after_s: float = 0.0,
+    step_s: float = 0.0,
+    **columns: Any,
 ) -> list[int]:
     """Pending tasks with these ids, the first due in `after_s`, each next one `step_s` later."""
     ids = list(ids)
@@ -197,9 +202,7 @@ async def desk(
     commons = await make_commons(database, settings.model_copy(update=changes), node)
     firing = FakeDispatcher(commons.database_clock, limits or {})
     running = Running()
-    timers = TimerManager(
-        commons, cast(Dispatcher, firing), cast(Executor, running), kinds
-    )
+    timers = TimerManager(commons, cast(Dispatcher, firing), cast(Executor, running), kinds)
     yield Desk(commons, firing, running, timers)
     timers.stop()
     await commons.store.aclose()

@@ -9,6 +9,7 @@ import click
 
 from delayq.cli.application import load_application
 from delayq.cli.options import Invocation, dsn_option, pass_invocation
+from delayq.cli.signals import leaving_at_signals
 from delayq.cli.values import Kinds, Seconds
 from delayq.errors import InvalidArgument
 from delayq.settings import Settings, load_settings
@@ -67,7 +68,9 @@ def run(
         os.environ["DELAYQ_DSN"] = invocation.dsn
     app = load_application(application)
     _check_database(app, invocation.dsn)
-    return app.run(kinds=kinds, settings=_settings(app.settings, options))
+    settings = _settings(app.settings, options)
+    with leaving_at_signals():
+        return app.run(kinds=kinds, settings=settings)
 
 
 def _check_database(app: DelayQ, dsn: str | None) -> None:

@@ -56,10 +56,14 @@ create function delayq.hint_horizon() returns interval
 as $$ select interval '30 seconds' $$;
 
 -- Instants travel as integer microseconds since 1970, durations as integers too: exact, and safe
--- from what drivers make of infinity or the year 12000.
+-- from what drivers make of infinity or the year 12000 (which are told as the years 1 and 9999: a
+-- row that somebody spoilt by hand must not hide the others of a list).
 create function delayq.micros(timestamptz) returns bigint
     language sql immutable parallel safe
-as $$ select (extract(epoch from $1) * 1000000)::bigint $$;
+as $$
+    select (extract(epoch from least(greatest($1, timestamptz '0001-01-01 00:00:00+00'),
+                                     timestamptz '9999-12-31 00:00:00+00')) * 1000000)::bigint
+$$;
 
 -- (In two steps, since an interval is multiplied as a double: above 2^53 microseconds, the year
 -- 2255, it would round. Whole days as 24 hours, so that no time zone of the session matters.)

@@ -204,9 +204,11 @@ begin
            array_agg(case when t.attempt <= 1 then 0
                           else least(3600, power(2, least(t.attempt - 1, 12)))::bigint * 1000000 end),
            array_agg(jsonb_build_object('attempt', t.attempt, 'at', to_char(delayq.clock() at time zone 'UTC',
-                         'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), 'error', 'NodeLost', 'message', p_reason)::text)
+                         'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), 'error', 'NodeLost', 'message',
+                         case when t.alive then 'its node did not end it at its deadline' else p_reason end)::text)
       into v_ids, v_tokens, v_delays, v_errors
-      from (select * from delayq.tasks t
+      from (select t.*, exists (select from delayq.nodes n where n.id = t.lease_owner and n.state <> 'dead') as alive
+              from delayq.tasks t
              where t.id = any(p_ids) and t.state = 'running'
                and (not exists (select from delayq.nodes n where n.id = t.lease_owner and n.state <> 'dead')
                     or t.deadline_at < delayq.clock() - p_overdue_us * interval '1 microsecond')

@@ -40,7 +40,7 @@ def app(settings: Settings) -> Application:
     return Application(settings)
 
 
-class Unprintable(Exception):  # noqa: N818 - the name says what it is
+class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
@@ -287,9 +287,7 @@ async def test_a_timeout_given_with_the_task_goes_before_the_handlers(
         await asyncio.sleep(3600)
 
     async with app.node():
-        end = await ended(
-            conn, await schedule(conn, "slow", timeout=timedelta(milliseconds=50))
-        )
+        end = await ended(conn, await schedule(conn, "slow", timeout=timedelta(milliseconds=50)))
     assert end.errors[0]["error"] == "TimeoutError"
 
 
@@ -687,7 +685,7 @@ async def test_a_paused_kind_waits_and_runs_once_it_is_resumed(
 async def test_payloads_reach_neither_logs_nor_errors(
     app: Application, conn: Connection, logged: list[Logged]
 ) -> None:
-    class Rude(Exception):  # noqa: N818 - the name says what it is
+    class Rude(Exception):
         pass
 
     @app.task(max_attempts=2, timeout=0.2)

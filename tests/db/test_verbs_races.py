@@ -288,6 +288,7 @@ async def test_a_move_by_key_waits_for_the_holder_that_takes_the_key_over(
         assert await settle(first, task, token) == "succeeded"
         loser = await blocked(conn, work)
     row = await loser
+    assert row is not None
     assert (row["id"], row["answer"]) == (successor, "moved")
 
 

@@ -86,10 +86,11 @@ async def history(conn: Connection, task_id: int) -> str | None:
 async def test_a_plain_insert_schedules_a_task_for_now_and_hints_it(
     conn: Connection, hints: Hints
 ) -> None:
-    task_id, at_us = await conn.fetchrow(
-        "insert into delayq.tasks (kind) values ('k') returning id, delayq.micros(execute_at)"
+    row = await conn.fetchrow(
+        "insert into delayq.tasks (kind) values ('k') returning id, delayq.micros(execute_at) as at"
     )
-    assert await heard(hints) == f"due\n{task_id}:{at_us}:0:k"
+    assert row is not None
+    assert await heard(hints) == f"due\n{row['id']}:{row['at']}:0:k"
 
 
 async def test_a_plain_insert_for_the_far_future_hints_nothing(

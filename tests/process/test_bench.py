@@ -34,13 +34,11 @@ async def bench(folder: Path, *arguments: str) -> tuple[int | None, str, str]:
 async def test_each_task_is_started_once_and_each_figure_stands_beside_a_raw_one(
     tmp_path: Path,
 ) -> None:
-    status, output, errors = await bench(
-        tmp_path, "--only=throughput,lateness,lone,cancel", "--json"
-    )
+    status, output, errors = await bench(tmp_path, "--only=throughput,lone", "--json")
     assert status == 0, errors
     report: dict[str, Any] = json.loads(output)
     assert report["faults"] == []
-    assert set(report["runs"]) == {"throughput", "lateness", "lone", "cancel"}
+    assert set(report["runs"]) == {"throughput", "lone"}
     for figure in report["figures"]:
         assert figure["delayq"] > 0, figure
         assert figure["raw"] > 0, figure
@@ -48,6 +46,7 @@ async def test_each_task_is_started_once_and_each_figure_stands_beside_a_raw_one
 
 
 @pytest.mark.more
+@pytest.mark.timeout(300)
 async def test_all_scenarios_end_in_a_table_with_their_targets(tmp_path: Path) -> None:
     status, output, errors = await bench(tmp_path)
     assert status == 0, errors

@@ -47,9 +47,7 @@ async def _check_kill(
 ) -> int:
     """How late the latest of the pending ones was. Those that ran are run again in time."""
     assert running
-    await eventually(
-        lambda: _ended_all(them, ids), "the pending ones are over", 30 + within_s
-    )
+    await eventually(lambda: _ended_all(them, ids), "the pending ones are over", 30 + within_s)
     again = {line.task_id: line.at_us - killed_us for line in them.starts()
              if line.task_id in running and line.attempt == 2}  # fmt: skip
 

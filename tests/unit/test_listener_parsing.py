@@ -98,7 +98,18 @@ def test_nonsense_is_passed_over(text: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["", "x", "1:2:3", "1:2:3:", "x:2:3:a", "1:x:3:a", "1:2:x:a", ":::", "1:2::a", f"{'9' * 21}:1:1:a"],
+    [
+        "",
+        "x",
+        "1:2:3",
+        "1:2:3:",
+        "x:2:3:a",
+        "1:x:3:a",
+        "1:2:x:a",
+        ":::",
+        "1:2::a",
+        f"{'9' * 21}:1:1:a",
+    ],
 )
 def test_a_line_that_cannot_be_read_means_a_scan_and_the_others_still_count(line: str) -> None:
     good = "7:1790000000000000:0:mail"

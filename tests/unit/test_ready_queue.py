@@ -167,7 +167,9 @@ LIMITS = {"a": (("a", 1),), "b": (("b", 2), ("threads", 3)), "c": (("threads", 3
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
-def test_nothing_is_lost_or_taken_twice_and_no_limit_is_broken(steps: list[tuple[str, object]]) -> None:
+def test_nothing_is_lost_or_taken_twice_and_no_limit_is_broken(
+    steps: list[tuple[str, object]],
+) -> None:
     queue = ReadyQueue(Admission(LIMITS))
     waiting: set[Timer] = set()
     running: list[Timer] = []

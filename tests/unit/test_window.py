@@ -30,7 +30,12 @@ class Index:
         self.pages += 1
         found: list[Row] = []
         for bucket, at_us, kind, task_id, until_us in zip(
-            cursors.buckets, cursors.at_us, cursors.kinds, cursors.ids, cursors.until_us, strict=True
+            cursors.buckets,
+            cursors.at_us,
+            cursors.kinds,
+            cursors.ids,
+            cursors.until_us,
+            strict=True,
         ):
             beyond = (at_us, kind, task_id)
             matching = [
