@@ -210,8 +210,10 @@ class Dispatcher:
         except DelayQError as error:
             if is_transient(error):
                 await self._find_out(timers, nonce, error)
-            else:
+            elif await self._serves():
                 await self._split(timers, error)
+            else:
+                self._put_off(timers, error)
             return
         self._pace.leased(len(ids), self._clock.monotonic_us() - sent_us)
         self._counters.leased += len(ids)
@@ -281,6 +283,20 @@ class Dispatcher:
                 continue
             break
         self._missed(timers, set())
+
+    async def _serves(self) -> bool:
+        """Whether leasing works as such: then it was a row that was refused."""
+        try:
+            await self._store.lease([], 0, self._terms, 0, 0)
+        except DelayQError:
+            return False
+        return True
+
+    def _put_off(self, timers: list[Timer], error: DelayQError) -> None:
+        """It is the role, the password or the schema: no task is to blame for it."""
+        log.bind(error=str(error), count=len(timers)).error("lease.refused")
+        for timer in timers:
+            self.lookout.try_again(timer)
 
     async def _split(self, timers: list[Timer], error: DelayQError) -> None:
         """A row of its own fails the batch: halve until it stands alone, then set it aside."""

@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from delayq.database import is_transient
@@ -47,7 +48,7 @@ class Settler:
         self._on_settled = on_settled
         self._succeeded: deque[Lease] = deque()
         self._others: deque[Settlement] = deque()
-        self._locked: deque[tuple[int, Settlement]] = deque()  # (when to try again, what)
+        self._locked: list[tuple[int, int, Settlement]] = []  # heap: (when again, token, what)
         self._waits: dict[int, int] = {}  # how long a locked row was waited for last, by id
         self._work = asyncio.Event()
         self._room = asyncio.Event()
@@ -136,7 +137,7 @@ class Settler:
         """Put locked settlements whose wait is over back into the queue."""
         now_us = self._clock.monotonic_us()
         while self._locked and self._locked[0][0] <= now_us:
-            self._others.append(self._locked.popleft()[1])
+            self._others.append(heappop(self._locked)[2])
 
     # --- statements ------------------------------------------------------------------------
 
@@ -240,7 +241,8 @@ class Settler:
         waited_us = self._waits.get(settlement.lease.id, 0)
         wait_us = min(_LOCKED_LONGEST_US, max(_LOCKED_FIRST_US, 2 * waited_us))
         self._waits[settlement.lease.id] = wait_us
-        self._locked.append((self._clock.monotonic_us() + wait_us, settlement))
+        again_us = self._clock.monotonic_us() + wait_us
+        heappush(self._locked, (again_us, settlement.lease.token, settlement))
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """The answer, however often the database has to be asked; other refusals are raised."""
@@ -250,12 +252,24 @@ class Settler:
             try:
                 return await call()
             except DelayQError as error:
-                if not is_transient(error):
+                if not is_transient(error) and await self._serves():
                     raise
                 self._resent = True
                 log.bind(error=str(error)).warning("settle.retry")
             await asyncio.sleep(wait_s)
             wait_s = min(_RETRY_LONGEST_S, 2 * wait_s)
+
+    async def _serves(self) -> bool:
+        """Whether settling works as such: then it was a row that was refused.
+
+        Else it is the role, the password or the schema, and an outcome is kept until that is
+        mended: nobody's task may end as dead for it.
+        """
+        try:
+            await self._store.settle([], [], [], [], [], [], self._errors_kept)
+        except DelayQError:
+            return False
+        return True
 
     def _count(self, verdict: str) -> None:
         name = _COUNTER.get(verdict)

@@ -127,7 +127,7 @@ async def no_live_tasks(conn: Connection, limit_s: float = PATIENCE_S) -> None:
     async def none_left() -> bool:
         return not await conn.fetchval("select exists (select from delayq.tasks)")
 
-    await eventually(none_left, "no live tasks", limit_s)
+    await eventually(none_left, "no live tasks", limit_s, every_s=0.05)
 
 
 async def row_of(conn: Connection, task_id: int) -> dict[str, Any] | None:
@@ -142,12 +142,16 @@ async def row_of(conn: Connection, task_id: int) -> dict[str, Any] | None:
 
 
 async def eventually(
-    look: Callable[[], Awaitable[Any]], what: str, limit_s: float = PATIENCE_S
+    look: Callable[[], Awaitable[Any]],
+    what: str,
+    limit_s: float = PATIENCE_S,
+    *,
+    every_s: float = 0.01,
 ) -> Any:
     """Ask again and again until the answer is true, and return it; fail after a while."""
     deadline = time.monotonic() + limit_s
     while not (answer := await look()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {limit_s} s: {what}")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(every_s)
     return answer

@@ -61,8 +61,10 @@ as $$ select interval '30 seconds' $$;
 create function delayq.micros(timestamptz) returns bigint
     language sql immutable parallel safe
 as $$
-    select (extract(epoch from least(greatest($1, timestamptz '0001-01-01 00:00:00+00'),
-                                     timestamptz '9999-12-31 00:00:00+00')) * 1000000)::bigint
+    select case when $1 between timestamptz '0001-01-01 00:00:00+00' and timestamptz '9999-12-31 00:00:00+00'
+                then (extract(epoch from $1) * 1000000)::bigint
+                when $1 > timestamptz '2000-01-01 00:00:00+00' then 253402214400000000
+                when $1 < timestamptz '2000-01-01 00:00:00+00' then -62135596800000000 end
 $$;
 
 -- (In two steps, since an interval is multiplied as a double: above 2^53 microseconds, the year

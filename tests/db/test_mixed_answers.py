@@ -18,9 +18,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delayq import Cancel, Context, DelayQ, KeyTaken, Reschedule, ScheduledTask, Settings
+from delayq import (
+    Cancel,
+    Context,
+    DelayQ,
+    KeyTaken,
+    OnConflict,
+    Reschedule,
+    ScheduledTask,
+    Settings,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import asyncpg
+
     from delayq.database import Connection
 
 KEYS = 100
@@ -65,27 +78,27 @@ class Caller:
             await self.move_id()
 
     async def schedule(self, number: int, key: str) -> None:
-        mode = self.random.choice(["keep", "replace", "error"])
+        mode = self.random.choice(list(OnConflict))
         delay = self.random.choice([0.0, 0.0, 0.02, 0.1, 0.3])
         try:
             task = await self.dq.send(
                 "note", {"number": number}, delay=delay, key=key, on_conflict=mode
             )
         except KeyTaken as taken:
-            assert mode == "error"
+            assert mode is OnConflict.ERROR
             self.ledger.kept.append((number, taken.task_id))
             return
         self.note(number, mode, task)
 
-    def note(self, number: int, mode: str, task: ScheduledTask) -> None:
-        if task.follow_up is not None and mode == "replace":
+    def note(self, number: int, mode: OnConflict, task: ScheduledTask) -> None:
+        if task.follow_up is not None and mode is OnConflict.REPLACE:
             self.ledger.waiting[number] = task.follow_up
             self.ledger.ids.append(task.follow_up)
         elif task.created:
             self.ledger.created[number] = task.id
             self.ledger.ids.append(task.id)
         else:
-            assert mode == "keep", mode
+            assert mode is OnConflict.KEEP, mode
             self.ledger.kept.append((number, task.id))
 
     async def cancel_key(self, key: str) -> None:
@@ -148,8 +161,8 @@ async def test_every_answer_agrees_with_what_the_handlers_saw(
     _audit(ledger, history, seed)
 
 
-async def _call(caller: Caller, numbers: object) -> None:
-    for number in numbers:  # type: ignore[attr-defined]  # one iterator, shared by all callers
+async def _call(caller: Caller, numbers: Iterator[int]) -> None:
+    for number in numbers:  # one iterator, shared by all callers
         await caller.act(number)
 
 
@@ -164,7 +177,7 @@ def _application(settings: Settings, ledger: Ledger) -> DelayQ:
     return dq
 
 
-def _audit(ledger: Ledger, history: dict[int, dict[str, object]], seed: int) -> None:
+def _audit(ledger: Ledger, history: Mapping[int, asyncpg.Record], seed: int) -> None:
     said = f"seed {seed}"
     # every task that was promised ended, and nothing else did
     promised = set(ledger.created.values()) | set(ledger.waiting.values())
@@ -184,7 +197,7 @@ def _audit(ledger: Ledger, history: dict[int, dict[str, object]], seed: int) -> 
         if row["state"] == "succeeded":
             # what ran is what the last replacement left in the row
             assert runs == [int(str(row["number"]))], (said, task_id)
-            assert row["started_at"] >= row["execute_at"], (said, task_id)  # type: ignore[operator]
+            assert row["started_at"] >= row["execute_at"], (said, task_id)
         elif row["state"] == "cancelled" and not runs:
             assert json.loads(str(row["errors"])) == [], (said, task_id)
     # a refused request names a task that was really there, and its own number never ran

@@ -150,7 +150,9 @@ class Crew:
                      and line.task_id in wanted]  # fmt: skip
             return found if {line.task_id for line in found} == wanted else []
 
-        found: list[Line] = await eventually(look, f"{event} of {len(wanted)} tasks", limit_s)
+        what = f"{event} of {len(wanted)} tasks"
+        # seldom: reading takes time that nodes on the same machine would be late by
+        found: list[Line] = await eventually(look, what, limit_s, every_s=0.05)
         return found
 
     async def effects(self) -> Counter[int]:
