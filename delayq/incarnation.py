@@ -52,6 +52,7 @@ _STOP_GRACE_S: Final = 0.5
 """Told to stop at once, each step of leaving gets so long."""
 _PARTITION_DAYS: Final = 7
 _PRUNE_ROWS: Final = 2_000
+_PRUNE_BATCHES: Final = 100
 _HINT_SHARE: Final = 3
 
 
@@ -396,7 +397,10 @@ class Incarnation:
         settings = self._settings
         await self._upkeep_partitions()
         await self._store.drop_partitions(settings.history_days)
-        await self._store.prune(settings.history_days, settings.idempotency_days, _PRUNE_ROWS)
+        for _ in range(_PRUNE_BATCHES):
+            keep_days = settings.history_days, settings.idempotency_days
+            if not await self._store.prune(*keep_days, _PRUNE_ROWS):
+                break
 
     def _crashed(self, lease: Lease, error: BaseException) -> None:
         """A bug of ours between lease and settlement: the row is found owned and not held."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from delayq.database import is_transient
 from delayq.errors import DelayQError
 from delayq.lease import Lease, Outcome, Settlement
-from delayq.log import log
+from delayq.log import hears_debug, log
 from delayq.store import Settled
 
 if TYPE_CHECKING:
@@ -157,6 +157,9 @@ class Settler:
             return
         self._counters.succeeded += settled
         self._in_flight -= settled
+        if hears_debug():
+            for lease in leases:
+                self._tell(lease, "succeeded")
         self._on_settled([(lease, _SUCCEEDED) for lease in leases])
 
     async def _settle_others(self, batch: list[Settlement]) -> None:
@@ -205,6 +208,7 @@ class Settler:
                 unanswered.append(settlement)
             else:
                 self._count(answer.verdict)
+                self._tell(settlement.lease, answer.verdict)
                 over.append((settlement.lease, answer))
         if unanswered:
             over += await self._tell_apart(unanswered)
@@ -271,6 +275,17 @@ class Settler:
             return False
         return True
 
+    def _tell(self, lease: Lease, verdict: str) -> None:
+        log.log(
+            _LEVEL.get(verdict, "DEBUG"),
+            _EVENT.get(verdict, "task.pending_again"),
+            task_id=lease.id,
+            kind=lease.kind,
+            attempt=lease.attempt,
+            node=self._store.incarnation,
+            lateness_ms=(lease.lateness_us or 0) / 1000,
+        )
+
     def _count(self, verdict: str) -> None:
         name = _COUNTER.get(verdict)
         if name is not None:
@@ -278,6 +293,13 @@ class Settler:
 
 
 _SUCCEEDED: Final = Settled(0, "succeeded", None)
+_LEVEL: Final = {"dead": "WARNING", "missed": "WARNING", "cancelled": "INFO"}
+_EVENT: Final = {
+    "succeeded": "task.succeeded",
+    "cancelled": "task.cancelled",
+    "missed": "task.missed",
+    "dead": "task.dead",
+}
 _GO_BACK: Final = (Outcome.RETRY, Outcome.SNOOZE, Outcome.RELEASE, Outcome.UNSTARTED)
 _COUNTER: Final = {
     "succeeded": "succeeded",

@@ -302,11 +302,17 @@ class Store:
         rows = await self._sweep.fetch(self._sql["drop_partitions"], days)
         return [row["answer"] for row in rows]
 
-    async def prune(self, history_days: int, idempotency_days: int, rows: int) -> None:
-        """One batch of each: the default partition, ended and expired idempotency rows."""
-        await self._sweep.fetch(self._sql["prune_default"], history_days, rows)
-        await self._sweep.fetch(self._sql["end_idempotency"], rows)
-        await self._sweep.fetch(self._sql["prune_idempotency"], idempotency_days, rows)
+    async def prune(self, history_days: int, idempotency_days: int, rows: int) -> bool:
+        """One batch of each: the default partition, ended and expired idempotency rows.
+
+        True if one of them came back full: there may be more.
+        """
+        counts = [
+            await self._sweep.fetch(self._sql["prune_default"], history_days, rows),
+            await self._sweep.fetch(self._sql["end_idempotency"], rows),
+            await self._sweep.fetch(self._sql["prune_idempotency"], idempotency_days, rows),
+        ]
+        return any(count[0][0] >= rows for count in counts)
 
 
 def _array(numbers: list[int]) -> str:

@@ -111,7 +111,8 @@ async def ended(conn: Connection, task_id: int, limit_s: float = PATIENCE_S) -> 
         fields = dict(row)
         return Ended(**fields | {"errors": json.loads(fields["errors"])})
 
-    return await eventually(look, f"task {task_id} is over", limit_s)
+    end: Ended = await eventually(look, f"task {task_id} is over", limit_s)
+    return end
 
 
 async def all_ended(

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from delayq.clock import Clock, DatabaseClock
 from delayq.commons import Commons
 from delayq.dispatcher import Dispatcher
 from delayq.executor import Executor
+from delayq.handler_policy import PolicyDefaults
+from delayq.handlers import Registry, Scheduler, make_task_decorator
+from delayq.lease import Lease
 from delayq.metrics import Counters
 from delayq.ranks import ranks
 from delayq.ready_queue import Admission, ReadyQueue
-from delayq.store import Store
+from delayq.store import LeaseTerms, Store
 from delayq.timer_heap import Timer
 from delayq.timer_manager import TimerManager
 
 if TYPE_CHECKING:
+    from delayq.bridge import AnyConnection
     from delayq.database import Connection, Database
+    from delayq.handlers import AnyHandler
     from delayq.settings import Settings
 
 US = 1_000_000
@@ -206,3 +211,41 @@ async def desk(
     yield Desk(commons, firing, running, timers)
     timers.stop()
     await commons.store.aclose()
+
+
+# --- leases ----------------------------------------------------------------------------------------
+
+
+class Quiet:
+    """A home for leases that never run."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.loop = asyncio.get_running_loop()
+
+    def effect(self, lease: Lease) -> AbstractAsyncContextManager[AnyConnection]:
+        raise AssertionError("no effect here")
+
+
+TERMS = LeaseTerms(
+    kinds=["mail"], max_attempts=[3], timeouts_ms=[None], deadlines=[True], with_grace=[]
+)
+
+
+async def lease(commons: Commons, ids: Iterable[int], nonce: int = 7, **terms: Any) -> list[Lease]:
+    """Lease these tasks of kind mail, in one statement."""
+    terms_of_all = replace(TERMS, **terms)
+    rows = await commons.store.lease(list(ids), nonce, terms_of_all, 0, 16_384)
+    home = Quiet(commons.node)
+    return [Lease(row, _handler(), home) for row in rows]
+
+
+def _handler() -> AnyHandler:
+    registry = Registry()
+    task = make_task_decorator(registry, cast(Scheduler, None), PolicyDefaults())
+
+    @task
+    async def mail() -> None:
+        return None
+
+    return registry["mail"]

@@ -36,7 +36,8 @@ begin
         exception
             when lock_not_available then answer := 'locked';
             when check_violation then answer := 'refused';
-            when duplicate_table then answer := 'there';     -- another node was quicker
+            -- another node was quicker; while both are at it the catalog's own index speaks first
+            when duplicate_table or duplicate_object or unique_violation then answer := 'there';
         end;
         return next;
     end loop;
@@ -62,8 +63,14 @@ begin
         begin
             execute format('truncate delayq.%I', v_name);
             answer := 'emptied';
-            execute format('drop table delayq.%I', v_name);
-            answer := 'dropped';
+        exception when lock_not_available or deadlock_detected then
+            null;
+        end;
+        begin       -- in a block of its own: what undoes the drop must not undo the emptying
+            if answer = 'emptied' then
+                execute format('drop table delayq.%I', v_name);
+                answer := 'dropped';
+            end if;
         exception when lock_not_available or deadlock_detected then
             null;
         end;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import json
 import threading
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from delayq import incarnation
 from delayq.context import Context
 from delayq.errors import Dead, EffectMisused, LeaseLost, Retry, Snooze
-from tests.helpers import wait_for, wait_until_blocked
+from tests.helpers import connected, wait_for, wait_until_blocked
 from tests.nodes import (
     Application,
     all_ended,
@@ -61,12 +63,12 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "Exception": lambda: ValueError("boom"),
     "BaseException": lambda: Odd("boom"),
     "SystemExit": lambda: SystemExit(3),
-    "KeyboardInterrupt": lambda: KeyboardInterrupt(),
-    "GeneratorExit": lambda: GeneratorExit(),
-    "CancelledError": lambda: asyncio.CancelledError(),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "CancelledError": asyncio.CancelledError,
     "StopIteration": lambda: StopIteration(1),
-    "StopAsyncIteration": lambda: StopAsyncIteration(),
-    "unprintable": lambda: Unprintable(),
+    "StopAsyncIteration": StopAsyncIteration,
+    "unprintable": Unprintable,
     "huge": lambda: ValueError("x" * 10_000_000),
     "NUL": lambda: ValueError("a\x00b"),
     "lone surrogate": lambda: ValueError("a\ud800b"),
@@ -385,10 +387,8 @@ async def test_a_swallowed_cancel_does_not_reach_the_next_task_of_the_worker(
     @app.task
     async def swallows() -> None:
         started.set()
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            pass
 
     @app.task
     async def groups() -> None:
@@ -447,8 +447,9 @@ async def test_a_cancel_is_found_without_listen(app: Application, conn: Connecti
 
 
 async def test_a_drain_ends_although_a_handler_ignores_every_cancel(
-    app: Application, conn: Connection
+    app: Application, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(incarnation, "_CANCEL_GRACE_S", 0.3)
     started = asyncio.Event()
     release = asyncio.Event()
 
@@ -467,8 +468,11 @@ async def test_a_drain_ends_although_a_handler_ignores_every_cancel(
         await schedule(conn, "deaf")
         await started.wait()
         node.request_drain()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(10):
             await node.wait()
+        row = await conn.fetchrow("select state, lease_owner, attempt from delayq.tasks")
+        assert row is not None
+        assert tuple(row) == ("pending", 0, 0)
     finally:
         release.set()
         await asyncio.sleep(0)
@@ -597,52 +601,50 @@ async def test_many_large_payloads_at_once_arrive_whole(app: Application, conn: 
 # --- admission ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asynchronous", [True, False], ids=["coroutine", "thread"])
+class Crowd:
+    """Counts how many are inside at once. For threads too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self.most = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            self.most = max(self.most, self._inside)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
 async def test_no_kind_takes_more_than_its_share(
-    app: Application, conn: Connection, asynchronous: bool
+    app: Application, conn: Connection, kind: str
 ) -> None:
-    lock = threading.Lock()
-    now, most = 0, 0
+    crowd = Crowd()
 
-    def enter() -> None:
-        nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
-
-    def leave() -> None:
-        nonlocal now
-        with lock:
-            now -= 1
-
-    if asynchronous:
-
-        @app.task(kind="limited", max_concurrency=2)
-        async def coroutine() -> None:
-            enter()
+    @app.task(max_concurrency=2)
+    async def coroutine() -> None:
+        with crowd:
             await asyncio.sleep(0.01)
-            leave()
-    else:
 
-        @app.task(kind="limited", max_concurrency=2)
-        def plain() -> None:
-            enter()
+    @app.task(max_concurrency=2)
+    def thread() -> None:
+        with crowd:
             time.sleep(0.01)
-            leave()
-
-    others: list[float] = []
 
     @app.task
     async def other() -> None:
-        others.append(time.monotonic())
+        pass
 
     async with app.node():
-        ids = [await schedule(conn, "limited") for _ in range(30)]
+        ids = [await schedule(conn, kind) for _ in range(30)]
         ids += [await schedule(conn, "other") for _ in range(5)]
         ends = await all_ended(conn, ids)
     assert {end.state for end in ends.values()} == {"succeeded"}
-    assert most == 2
-    assert len(others) == 5
+    assert crowd.most == 2
 
 
 async def test_a_paused_kind_waits_and_runs_once_it_is_resumed(
@@ -679,36 +681,40 @@ async def test_a_paused_kind_waits_and_runs_once_it_is_resumed(
     assert ran == ["free", "halted", "halted"]
 
 
-# --- what is said -----------------------------------------------------------------------------------
+# --- what is said ---------------------------------------------------------------------------------
+
+
+class Rude(Exception):  # noqa: N818 - the name says what it is
+    """Says what it was given."""
+
+
+def _chain(secret: str) -> BaseException:
+    error = Rude("chained")
+    error.__cause__ = ValueError(secret)
+    return error
+
+
+TELLTALES: dict[str, Callable[[str], BaseException]] = {
+    "message": lambda secret: Rude(f"refused {secret}"),
+    "repr": lambda secret: Rude({"secret": secret}),
+    "key": KeyError,
+    "dead": lambda secret: Dead(f"because of {secret}"),
+    "chain": _chain,
+    "group": lambda secret: ExceptionGroup(secret, [ValueError(secret)]),
+}
 
 
 async def test_payloads_reach_neither_logs_nor_errors(
     app: Application, conn: Connection, logged: list[Logged]
 ) -> None:
-    class Rude(Exception):
-        pass
-
-    @app.task(max_attempts=2, timeout=0.2)
+    @app.task(max_attempts=2)
     async def leaks(secret: str, how: str) -> None:
-        match how:
-            case "message":
-                raise Rude(f"refused {secret}")
-            case "repr":
-                raise Rude({"secret": secret})
-            case "key":
-                raise KeyError(secret)
-            case "dead":
-                raise Dead(f"because of {secret}")
-            case "chain":
-                try:
-                    raise ValueError(secret)
-                except ValueError as error:
-                    raise Rude("chained") from error
-            case "group":
-                raise ExceptionGroup(secret, [ValueError(secret)])
-            case "timeout":
-                local = secret
-                await asyncio.sleep(3600 + len(local))
+        raise TELLTALES[how](secret)
+
+    @app.task(max_attempts=2, timeout=0.1)
+    async def sleeps(secret: str) -> None:
+        local = secret
+        await asyncio.sleep(3600 + len(local))
 
     @app.task(max_attempts=2)
     async def inserts(ctx: Context, secret: str) -> None:
@@ -716,16 +722,14 @@ async def test_payloads_reach_neither_logs_nor_errors(
             await effect.execute("insert into unique_things values ($1), ($1)", secret)
 
     await conn.execute("create table unique_things (thing text primary key)")
-    hows = ["message", "repr", "key", "dead", "chain", "group", "timeout"]
     async with app.node():
-        ids = [await schedule(conn, "leaks", {"secret": MARKER, "how": how}) for how in hows]
-        ids.append(await schedule(conn, "inserts", {"secret": MARKER}))
+        ids = [await schedule(conn, "leaks", {"secret": MARKER, "how": how}) for how in TELLTALES]
+        ids += [await schedule(conn, kind, {"secret": MARKER}) for kind in ("inserts", "sleeps")]
         ends = await all_ended(conn, ids)
-    for task_id, how in zip(ids, [*hows, "driver"], strict=True):
+    for task_id, how in zip(ids, [*TELLTALES, "driver", "timeout"], strict=True):
         assert ends[task_id].state == "dead", how
         assert MARKER not in json.dumps(ends[task_id].errors), how
-    leaked = [event for event in logged if MARKER in event.text]
-    assert not leaked
+    assert not [event for event in logged if MARKER in event.text]
 
 
 async def test_a_marker_that_is_quoted_or_cut_does_not_leak(
@@ -1029,8 +1033,6 @@ async def test_slow_effects_do_not_starve_leases_and_settlements(
 async def test_the_settle_of_an_effect_waits_for_a_stranger_without_holding_up_others(
     app: Application, conn: Connection, dsn: str, effects: None
 ) -> None:
-    from tests.helpers import connected
-
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     @app.task

@@ -28,6 +28,7 @@ from delayq import (
     ScheduledTask,
     Settings,
 )
+from tests.nodes import no_live_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -148,9 +149,7 @@ async def test_every_answer_agrees_with_what_the_handlers_saw(
         async with asyncio.TaskGroup() as group:
             for caller in callers:
                 group.create_task(_call(caller, numbers))
-        async with asyncio.timeout(QUIET_S):
-            while await conn.fetchval("select exists (select from delayq.tasks)"):
-                await asyncio.sleep(0.05)
+        await no_live_tasks(conn, QUIET_S)
     history = {
         row["id"]: row
         for row in await conn.fetch(

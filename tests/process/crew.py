@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.conftest import SHORT
 from tests.nodes import eventually
@@ -84,7 +84,7 @@ class Crew:
         self._settings = settings
         self.processes: list[Process] = []
 
-    def launch(self, dsn: str | None = None, **changes: object) -> Process:
+    def launch(self, dsn: str | None = None, **changes: Any) -> Process:
         """Start a process, without waiting for it."""
         settings = self._settings | {"dsn": dsn or self.dsn, "embedded": "0"} | changes
         environment = {
@@ -119,11 +119,11 @@ class Crew:
         process.node = await eventually(look, "the node is active", START_LIMIT_S)
         return process
 
-    async def start(self, **changes: object) -> Process:
+    async def start(self, **changes: Any) -> Process:
         """Start one and wait until it takes its share."""
         return await self.active(self.launch(**changes))
 
-    async def start_many(self, count: int, **changes: object) -> list[Process]:
+    async def start_many(self, count: int, **changes: Any) -> list[Process]:
         """Start several at once."""
         launched = [self.launch(**changes) for _ in range(count)]
         return [await self.active(process) for process in launched]
@@ -213,3 +213,25 @@ def percentile(values: Iterable[int], share: float) -> int:
     """The smallest value that `share` of them do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+@asynccontextmanager
+async def bare_timer() -> AsyncIterator[list[int]]:
+    """By how many microseconds a bare asyncio timer is late meanwhile: what the machine adds."""
+    late_us: list[int] = []
+
+    async def measure() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + 0.01
+            fired = asyncio.Event()
+            loop.call_at(due, fired.set)
+            await fired.wait()
+            late_us.append(max(0, round((loop.time() - due) * 1e6)))
+
+    measuring = asyncio.create_task(measure())
+    try:
+        yield late_us
+    finally:
+        measuring.cancel()
+        await asyncio.gather(measuring, return_exceptions=True)

@@ -1,0 +1,389 @@
+"""Settlements are kept until they are durable, whatever happens to the statement or the row."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delayq.errors import (
+    AuthenticationFailed,
+    DatabaseError,
+    DatabaseTimeout,
+    DatabaseUnavailable,
+    PrivilegeMissing,
+    SchemaMissing,
+)
+from delayq.lease import Lease, Outcome, Settlement
+from delayq.settler import Settler
+from delayq.store import Settled
+from tests.helpers import connected, wait_for
+from tests.rooms import ME, add_node, add_tasks, lease, make_commons
+
+if TYPE_CHECKING:
+    from delayq.commons import Commons
+    from delayq.database import Connection, Database
+    from delayq.settings import Settings
+
+
+@dataclass
+class Office:
+    """A settler at work, and which leases it said are over, with what verdict."""
+
+    commons: Commons
+    settler: Settler
+    over: dict[int, str | None] = field(default_factory=dict)
+
+    async def flushed(self) -> None:
+        async with asyncio.timeout(10):
+            await self.settler.flushed()
+
+    async def ends(self, *ids: int) -> None:
+        await wait_for(lambda: self.over.keys() >= set(ids), f"{ids} are over")
+
+
+@asynccontextmanager
+async def office(
+    conn: Connection, database: Database, settings: Settings
+) -> AsyncIterator[Office]:
+    await add_node(conn, ME)
+    commons = await make_commons(database, settings)
+    over: dict[int, str | None] = {}
+
+    def note(ends: Sequence[tuple[Lease, Settled | None]]) -> None:
+        for one, answer in ends:
+            assert one.id not in over, "it was over already"
+            over[one.id] = None if answer is None else answer.verdict
+
+    settler = Settler(commons, note)
+    task = asyncio.create_task(settler.run())
+    yield Office(commons, settler, over)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await commons.store.aclose()
+
+
+async def leased(conn: Connection, at: Office, count: int = 3) -> list[Lease]:
+    """Running tasks 1, 2, … of this node."""
+    ids = await add_tasks(conn, range(1, count + 1), after_s=-1)
+    leases = sorted(await lease(at.commons, ids), key=lambda one: one.id)
+    assert [one.id for one in leases] == ids
+    return leases
+
+
+async def finals(conn: Connection) -> dict[int, str]:
+    found = await conn.fetch(
+        "select id, state from delayq.task_history union all select id, 'dead' from delayq.dead_tasks"
+    )
+    return {row["id"]: row["state"] for row in found}
+
+
+def failing(at: Office, name: str, *errors: Exception, after: bool = False) -> list[int]:
+    """Let a statement fail with these errors, one a call; `after` it took effect."""
+    real, calls, left = getattr(at.commons.store, name), list[int](), list(errors)
+
+    async def call(*args: Any) -> Any:
+        calls.append(1)
+        if not left:
+            return await real(*args)
+        if after:
+            await real(*args)
+        raise left.pop(0)
+
+    setattr(at.commons.store, name, call)
+    return calls
+
+
+# --- the ordinary ends ----------------------------------------------------------------------------
+
+
+async def test_successes_are_settled_and_told(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        for one in await leased(conn, at, 1_200):
+            one.lateness_us = 5
+            at.settler.succeeded(one)
+        await at.flushed()
+        assert set(at.over.values()) == {"succeeded"}
+        assert len(at.over) == 1_200
+        assert at.commons.counters.succeeded == 1_200
+        count = "select count(*) from delayq.task_history where lateness_us = 5 and node = $1"
+        assert await conn.fetchval(count, ME) == 1_200
+        assert len(at.settler) == 0
+
+
+async def test_other_ends_are_told_with_what_really_happened(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 7)
+        await conn.execute("update delayq.tasks set cancel_requested = true where id = 6")
+        outcomes = [
+            Outcome.RETRY, Outcome.SNOOZE, Outcome.DEAD, Outcome.MISSED, Outcome.RELEASE,
+            Outcome.RETRY, Outcome.UNSTARTED,
+        ]  # fmt: skip
+        for one, outcome in zip(leases, outcomes, strict=True):
+            at.settler.settle(Settlement(one, outcome, 60_000_000, '{"error": "E"}'))
+        await at.flushed()
+        assert at.over == {
+            1: "retry", 2: "snooze", 3: "dead", 4: "missed", 5: "release", 6: "cancelled",
+            7: "unstarted",
+        }  # fmt: skip
+        attempts = "select array_agg(attempt order by id) from delayq.tasks"
+        assert await conn.fetchval(attempts) == [1, 0, 0, 0]
+        counters = at.commons.counters
+        assert (counters.retried, counters.cancelled, counters.released) == (1, 1, 2)
+
+
+# --- rows that a stranger holds locked --------------------------------------------------------------
+
+
+@asynccontextmanager
+async def locked(dsn: str, *ids: int) -> AsyncIterator[None]:
+    async with connected(dsn) as stranger, stranger.transaction():
+        await stranger.execute("select from delayq.tasks where id = any($1) for update", ids)
+        yield
+
+
+async def test_a_locked_row_is_tried_again_and_holds_up_nobody(
+    conn: Connection, dsn: str, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 20)
+        async with locked(dsn, 7):
+            for one in leases:
+                at.settler.succeeded(one)
+            await at.ends(*(i for i in range(1, 21) if i != 7))
+            assert 7 not in at.over
+            assert len(at.settler) == 1
+        await at.flushed()
+        assert at.over[7] == "succeeded"
+        assert at.commons.counters.leases_lost == 0
+        assert (await finals(conn))[7] == "succeeded"
+
+
+async def test_a_row_that_is_locked_for_long_does_not_delay_one_that_was_locked_for_a_moment(
+    conn: Connection, dsn: str, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        long, brief = (await leased(conn, at))[:2]
+        at.settler._waits[long.id] = 10**6  # it has waited before: a second until the next try
+        async with locked(dsn, long.id):
+            async with locked(dsn, brief.id):
+                at.settler.succeeded(long)
+                await wait_for(lambda: at.settler._locked, "the first is set aside")
+                at.settler.succeeded(brief)
+                await wait_for(lambda: len(at.settler._locked) == 2, "so is the second")
+            began = time.monotonic()
+            await at.ends(brief.id)
+            assert time.monotonic() - began < 0.5
+        await at.flushed()
+
+
+async def test_a_lock_that_stays_is_looked_at_ever_more_seldom(
+    conn: Connection, dsn: str, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        (one, *_) = await leased(conn, at)
+        tries = failing(at, "settle")
+        async with locked(dsn, one.id):
+            at.settler.succeeded(one)
+            await asyncio.sleep(1.0)
+        assert 2 <= len(tries) <= 10  # 10 ms, doubling
+        await at.flushed()
+
+
+# --- lost, settled already, sent twice -------------------------------------------------------------
+
+
+async def test_a_lease_that_somebody_else_has_by_now_is_lost_and_nothing_is_written(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        for one in await leased(conn, at):
+            at.settler.succeeded(one)
+            if one.id == 2:
+                await conn.execute("update delayq.tasks set lease_token = 5 where id = 2")
+        await at.flushed()
+        assert at.over == {1: "succeeded", 2: None, 3: "succeeded"}
+        assert at.commons.counters.leases_lost == 1
+        assert await conn.fetchval("select state from delayq.tasks where id = 2") == "running"
+
+
+async def test_a_task_that_was_settled_under_this_very_token_is_no_lost_lease(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    """The effect of its attempt committed, and the answer to that was lost."""
+    async with office(conn, database, settings) as at:
+        one, other = (await leased(conn, at))[:2]
+        for settled in (one, other):
+            answer = "select delayq.settle($1, $2)"
+            assert await conn.fetchval(answer, settled.id, settled.token) == "settled"
+        at.settler.succeeded(one)
+        at.settler.settle(Settlement(other, Outcome.RETRY, 0, '{"error": "lost answer"}'))
+        await at.flushed()
+        assert at.over.keys() == {1, 2}
+        assert at.commons.counters.leases_lost == 0
+        assert await finals(conn) == {1: "succeeded", 2: "succeeded"}
+
+
+async def test_a_settlement_whose_answer_was_lost_is_sent_again_and_is_no_lost_lease(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        first, second, third = await leased(conn, at)
+        failing(at, "settle_succeeded", DatabaseTimeout("no answer"), after=True)
+        failing(at, "settle", DatabaseUnavailable("cut"), after=True)
+        at.settler.succeeded(first)
+        await at.ends(1)
+        at.settler.settle(Settlement(second, Outcome.RETRY, 60_000_000, '{"error": "E"}'))
+        at.settler.settle(Settlement(third, Outcome.DEAD, None, '{"error": "E"}'))
+        await at.flushed()
+        assert at.over.keys() == {1, 2, 3}
+        assert at.commons.counters.leases_lost == 0
+        row = await conn.fetchrow(
+            "select state, attempt, jsonb_array_length(errors) as errors from delayq.tasks"
+        )
+        assert tuple(row) == ("pending", 1, 1)
+        assert await finals(conn) == {1: "succeeded", 3: "dead"}
+
+
+async def test_settlements_are_kept_through_an_outage(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        outage = [DatabaseUnavailable("away")] * 3
+        failing(at, "settle_succeeded", *outage)
+        failing(at, "settle", *outage)
+        one, other, _ = await leased(conn, at)
+        at.settler.succeeded(one)
+        at.settler.settle(Settlement(other, Outcome.RETRY, 0, '{"error": "E"}'))
+        await at.flushed()
+        assert at.over == {1: "succeeded", 2: "retry"}
+
+
+# --- refusals --------------------------------------------------------------------------------------
+
+
+async def test_one_odd_settlement_does_not_fail_the_batch(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        for one in await leased(conn, at, 40):
+            error = "no JSON at all" if one.id == 17 else '{"error": "E"}'
+            at.settler.settle(Settlement(one, Outcome.RETRY, 60_000_000, error))
+        await at.flushed()
+        assert {i for i, verdict in at.over.items() if verdict != "retry"} == {17}
+        assert at.over[17] == "dead"
+        errors = json.loads(
+            await conn.fetchval("select errors::text from delayq.dead_tasks where id = 17")
+        )
+        assert "could not be stored" in errors[-1]["message"]
+
+
+async def test_a_success_that_is_refused_for_its_row_is_dead_and_the_others_succeed(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 40)
+        await conn.execute("alter table delayq.task_history add check (id <> 17)")
+        for one in leases:
+            at.settler.succeeded(one)
+        await at.flushed()
+        assert {i for i, verdict in at.over.items() if verdict != "succeeded"} == {17}
+        assert (await finals(conn))[17] == "dead"
+
+
+async def test_if_even_the_plainest_end_is_refused_the_settler_lets_go_and_goes_on(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 5)
+        await conn.execute("alter table delayq.task_history add check (id <> 2)")
+        await conn.execute("alter table delayq.dead_tasks add check (id <> 2)")
+        for one in leases:
+            at.settler.succeeded(one)
+        await at.flushed()
+        assert at.over[2] is None
+        # it is found as owned and not held later on
+        assert await conn.fetchval("select state from delayq.tasks") == "running"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AuthenticationFailed("the password was changed"),
+        PrivilegeMissing("somebody revoked it"),
+        SchemaMissing("a migration is under way"),
+        DatabaseError("the session settings do not take"),
+    ],
+)
+async def test_a_refusal_that_is_no_rows_fault_ends_no_task_as_dead(
+    conn: Connection, database: Database, settings: Settings, error: Exception
+) -> None:
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 5)
+        failing(at, "settle_succeeded", error)
+        failing(at, "settle", *[error] * 4)
+        for one in leases:
+            at.settler.succeeded(one)
+        await at.flushed()
+        assert set(at.over.values()) == {"succeeded"}
+        assert set((await finals(conn)).values()) == {"succeeded"}
+
+
+# --- bounded ---------------------------------------------------------------------------------------
+
+
+async def test_callers_are_held_back_while_too_much_waits(
+    conn: Connection, database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.settler._QUEUE_LIMIT", 20)
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 60)
+        hold = asyncio.Event()
+        real = at.commons.store.settle_succeeded
+
+        async def held(*args: Any) -> int:
+            await hold.wait()
+            return await real(*args)
+
+        at.commons.store.settle_succeeded = held  # type: ignore[method-assign]
+        at.settler.succeeded(leases[0])
+        await asyncio.sleep(0.02)  # the first batch is on its way
+        for one in leases[1:]:
+            at.settler.succeeded(one)
+        assert at.settler.full
+        waiting = asyncio.ensure_future(at.settler.room())
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        hold.set()
+        async with asyncio.timeout(5):
+            await waiting
+        await at.flushed()
+        assert not at.settler.full
+        assert len(at.over) == 60
+
+
+async def test_flushing_waits_for_what_is_in_flight_and_for_what_is_locked(
+    conn: Connection, dsn: str, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        await at.flushed()
+        one, other, _ = await leased(conn, at)
+        async with locked(dsn, other.id):
+            at.settler.succeeded(one)
+            at.settler.succeeded(other)
+            flushing = asyncio.ensure_future(at.settler.flushed())
+            await at.ends(1)
+            await asyncio.sleep(0.05)
+            assert not flushing.done()
+        async with asyncio.timeout(5):
+            await flushing
