@@ -50,6 +50,9 @@ Rearm = Callable[[Timer, bool], None]
 class Dispatcher:
     """The lease loop of one incarnation."""
 
+    hungry = False
+    """more can be read when a worker is free; the timer manager says so"""
+
     def __init__(
         self,
         commons: Commons,
@@ -178,6 +181,9 @@ class Dispatcher:
 
     def _take(self, count: int) -> list[Timer]:
         timers = self.ready.take(count)
+        if self.ready.dropped:
+            dropped, self.ready.dropped = self.ready.dropped, []
+            self.held.difference_update(timer.id for timer in dropped)
         if self.paused and any(timer.kind in self.paused for timer in timers):
             # forgotten: the window is read again when the kind is resumed
             for timer in timers:
@@ -190,7 +196,7 @@ class Dispatcher:
         if self.ready.takeable and not self._may_fire():
             await asyncio.sleep(_RETRY_S)
             return
-        self._starving = self.ready.takeable > 0
+        self._starving = self.ready.takeable > 0 or self.hungry
         await self._wake.wait()
         self._starving = False
 
@@ -215,7 +221,11 @@ class Dispatcher:
             else:
                 self._put_off(timers, error)
             return
-        self._pace.leased(len(ids), self._clock.monotonic_us() - sent_us)
+        received_us = self._clock.monotonic_us()
+        self._pace.leased(len(ids), received_us - sent_us)
+        if rows:
+            # the lease's own instant: what it returns is started by it, not by an old idea of now
+            self._database_clock.observe(rows[-1]["leased_at"], sent_us, received_us)
         self._counters.leased += len(ids)
         self._start(rows)
         if len(rows) < len(timers):
@@ -224,7 +234,7 @@ class Dispatcher:
     def _start(self, rows: Sequence[asyncpg.Record]) -> None:
         handlers, executor = self._handlers, self._executor
         leases = [Lease(row, handlers[row[2]], executor) for row in rows]
-        if self._stopped:
+        if self._stopped or not self._may_fire():  # it drains, or was fenced, meanwhile
             self._give_back(leases)
             return
         self.lookout.leased(leases)

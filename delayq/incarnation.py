@@ -32,6 +32,7 @@ from delayq.settler import Settler
 from delayq.store import Settled, Store
 from delayq.threads import Threads
 from delayq.timer_manager import TimerManager
+from delayq.timers import Timers
 from delayq.version import VERSION
 from delayq.worker_pool import WorkerPool
 
@@ -111,7 +112,10 @@ class Incarnation:
         self._dispatcher = Dispatcher(
             commons, handlers, self._executor, self._settler, self._pool, self._membership.may_fire
         )
-        self._timers = TimerManager(commons, self._dispatcher, self._executor, self._kinds)
+        self._timers = Timers(commons, self._dispatcher)
+        self._manager = TimerManager(
+            commons, self._timers, self._dispatcher, self._executor, self._kinds
+        )
         self._dispatcher.refill = self._timers.refill
         self._dispatcher.rearm = self._timers.arm
         self._orphans = Orphanage(
@@ -176,7 +180,7 @@ class Incarnation:
             self._dispatcher.lookout.run,
             self._settler.run,
             self._executor.watch,
-            self._timers.keep_loaded,
+            self._manager.keep_loaded,
             self._listener.run,
             self._follow_news,
             self._watch_stuck,
@@ -223,10 +227,10 @@ class Incarnation:
 
     def _start_jobs(self) -> None:
         settings = self._settings
-        self._maintenance.add("sweep", self._timers.sweep, settings.sweep_interval_s)
+        self._maintenance.add("sweep", self._manager.sweep, settings.sweep_interval_s)
         minute = min(_ORPHANS_S, 4 * settings.lease_ttl_s)
         self._maintenance.add("orphans", self._orphans.check, minute)
-        self._maintenance.add("full_scan", self._timers.full_scan, minute)
+        self._maintenance.add("full_scan", self._manager.full_scan, minute)
         self._maintenance.add("upkeep", self._upkeep, _UPKEEP_S)
         self._maintenance.start()
         self._maintenance.run_now("orphans")  # whoever buried a node may have died before adopting
@@ -361,10 +365,10 @@ class Incarnation:
             try:
                 await self._rank()
                 if self._news is not None:
-                    await self._timers.serve(self._news.paused)
+                    await self._manager.serve(self._news.paused)
                 from_us, self._scan_from_us = self._scan_from_us, None
                 if from_us is not None:
-                    await self._timers.rescan_from(from_us)
+                    await self._manager.rescan_from(from_us)
             except DelayQError as error:
                 log.bind(error=str(error)).warning("news.retry")
                 self._scan_from_us = 0
@@ -378,8 +382,8 @@ class Incarnation:
         nodes = dict(self._news.active)
         nodes[self.id] = frozenset(self._kinds)
         roles = ranks(nodes, self._kinds, self.id)
-        if roles != self._timers.roles:
-            await self._timers.adjust(roles)
+        if roles != self._manager.roles:
+            await self._manager.adjust(roles)
 
     # --- duties ------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _BATCH: Final = 500
 _AGAIN_FIRST_US: Final = 10_000
 _RETRY_S: Final = 0.2
+_MOST_TRIES: Final = 10_000
 
 
 class _Firing(Protocol):
@@ -43,6 +44,7 @@ class Lookout:
 
     def __init__(self, commons: Commons, dispatcher: _Firing) -> None:
         self._store = commons.store
+        self._monotonic = commons.clock
         self._clock = commons.database_clock
         self._counters = commons.counters
         self._longest_us = commons.sweep_us
@@ -79,7 +81,11 @@ class Lookout:
                 )
 
     async def _look(self, batch: list[tuple[Timer, bool]]) -> None:
-        found = {row.id: row for row in await self._insist([timer.id for timer, _ in batch])}
+        sent_us = self._monotonic.monotonic_us()
+        rows = await self._insist([timer.id for timer, _ in batch])
+        if rows:
+            self._clock.observe(rows[-1].now_us, sent_us, self._monotonic.monotonic_us())
+        found = {row.id: row for row in rows}
         now_us = self._clock.now_us()
         for timer, standing_in in batch:
             row = found.get(timer.id)
@@ -113,6 +119,7 @@ class Lookout:
             self._tries.pop(timer.id, None)
             self._dispatcher.forget(timer.id, timer.kind)
         elif row.execute_at_us > now_us:
+            self._tries.pop(timer.id, None)
             self._dispatcher.forget(timer.id, timer.kind)
             moved = Timer(timer.id, row.execute_at_us, timer.kind, timer.priority)
             self._dispatcher.rearm(moved, False)
@@ -122,6 +129,8 @@ class Lookout:
     def try_again(self, timer: Timer) -> None:
         """Fire it again in a while, here, whatever this node's rank: nobody else may be looking."""
         tries = self._tries.get(timer.id, 0)
+        if len(self._tries) > _MOST_TRIES:  # of tasks that others fired in the end
+            self._tries.clear()
         self._tries[timer.id] = tries + 1
         wait_us = min(self._longest_us, _AGAIN_FIRST_US << min(tries, 20))
         self._dispatcher.forget(timer.id, timer.kind)

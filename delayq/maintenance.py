@@ -35,6 +35,7 @@ class Maintenance:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         self._offset_us = self._wall_offset_us()
+        self._stopping = False
 
     def add(self, name: str, job: Job, every_s: float) -> None:
         """Run `job` every so many seconds, jittered by a tenth: nodes do not march in step."""
@@ -66,6 +67,7 @@ class Maintenance:
         """Stop it, and wait for jobs that run."""
         if not self._scheduler.running:
             return
+        self._stopping = True
         self._scheduler.remove_all_jobs()
         tasks = list(self._running.values())
         for task in tasks:
@@ -98,6 +100,10 @@ class Maintenance:
             while name in self._again:
                 self._again.discard(name)
                 await self._run(name, job)
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            # our own: the scheduler would print it as an error of the job
         finally:
             del self._running[name]
 

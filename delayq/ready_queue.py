@@ -17,6 +17,8 @@ from delayq.timer_heap import Timer
 _FRESH_US: Final = 1_000_000
 """Later than this when it is offered, a timer counts as backlog."""
 _BACKLOG_SHARE: Final = 4
+_MOST_ASIDE: Final = 400
+"""How many of one kind wait in memory for its limit."""
 
 
 class Lane:
@@ -99,6 +101,13 @@ class ReadyQueue:
         self._backlog = Lane()
         self._aside: dict[str, list[tuple[int, int, int]]] = {}  # heaps of (-priority, at_us, id)
         self._aside_count = 0
+        self._owed = 0  # what backlog is owed of the takes so far, in quarters
+        self.full_kinds: set[str] = set()
+        """kinds with a long line at their limit: no more of them is to be read"""
+        self.dropped: list[Timer] = []
+        """let go since somebody last looked"""
+        self.reopened = False
+        """a line has grown short: what was let go may be read again"""
 
     def __len__(self) -> int:
         return len(self._fresh) + len(self._backlog) + self._aside_count
@@ -120,12 +129,21 @@ class ReadyQueue:
 
     def take(self, count: int) -> list[Timer]:
         """At most `count` admitted timers; those of a kind at its limit are set aside."""
-        share = min(len(self._backlog), -(-count // _BACKLOG_SHARE))
+        share = self._share_of_backlog(count)
         taken = self._take_from(self._fresh, count - share)
         taken += self._take_from(self._backlog, count - len(taken))
         if len(taken) < count:
             taken += self._take_from(self._fresh, count - len(taken))
         return taken
+
+    def _share_of_backlog(self, count: int) -> int:
+        """A quarter, over many takes: if they take one each, every fourth is backlog's."""
+        if not self._backlog or not self._fresh:
+            self._owed = 0
+            return len(self._backlog)
+        self._owed += count
+        share, self._owed = divmod(self._owed, _BACKLOG_SHARE)
+        return min(share, len(self._backlog))
 
     def _take_from(self, lane: Lane, count: int) -> list[Timer]:
         taken: list[Timer] = []
@@ -135,10 +153,18 @@ class ReadyQueue:
             if admit(timer.kind):
                 taken.append(timer)
             else:
-                entry = (-timer.priority, timer.at_us, timer.id)
-                heappush(self._aside.setdefault(timer.kind, []), entry)
-                self._aside_count += 1
+                self._set_aside(timer)
         return taken
+
+    def _set_aside(self, timer: Timer) -> None:
+        heap = self._aside.setdefault(timer.kind, [])
+        if len(heap) >= _MOST_ASIDE:
+            # let go of it; it is read again when the line has grown short
+            self.full_kinds.add(timer.kind)
+            self.dropped.append(timer)
+            return
+        heappush(heap, (-timer.priority, timer.at_us, timer.id))
+        self._aside_count += 1
 
     def release(self, kind: str, now_us: int) -> None:
         """A task of a limited kind is over: the first of each kind that waits may try again."""
@@ -150,6 +176,9 @@ class ReadyQueue:
                 self._aside_count -= 1
                 fresh = timer.at_us >= now_us - _FRESH_US
                 (self._fresh if fresh else self._backlog).push_first(timer)
+            if waiting in self.full_kinds and len(heap) < _MOST_ASIDE // 4:
+                self.full_kinds.discard(waiting)
+                self.reopened = True
 
     def clear(self) -> list[Timer]:
         """Empty it; what was in it, in no order."""

@@ -33,6 +33,8 @@ class Found(NamedTuple):
     id: int
     state: str
     execute_at_us: int
+    now_us: int
+    """the database's clock when it was looked at"""
 
 
 class Settled(NamedTuple):

@@ -1,4 +1,4 @@
-"""Where the load of the window stands: a watermark for each bucket.
+"""How far a read of the table has come: a watermark for each bucket.
 
 Everything before the watermark of a bucket (instant, kind, id, in index order) was read into
 memory or is gone. What appears behind it later is found by hints, and by the re-check, which
@@ -39,12 +39,16 @@ class Watermarks:
         """The buckets that are watched."""
         return list(self._marks)
 
-    def watch(self, buckets: Iterable[int], again: Iterable[int]) -> None:
-        """Watch just these; those in `again` are read from the beginning."""
+    def watch(
+        self, buckets: Iterable[int], again: Iterable[int], from_us: int = BEGINNING_US
+    ) -> None:
+        """Watch just these; new ones, and those in `again`, are read from `from_us` on."""
         wanted = set(buckets)
         afresh = set(again)
         self._marks = {
-            bucket: Mark() if bucket in afresh or bucket not in self._marks else self._marks[bucket]
+            bucket: Mark(from_us - 1)
+            if bucket in afresh or bucket not in self._marks
+            else self._marks[bucket]
             for bucket in wanted
         }
 

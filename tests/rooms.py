@@ -24,6 +24,7 @@ from delayq.ready_queue import Admission, ReadyQueue
 from delayq.store import LeaseTerms, Store
 from delayq.timer_heap import Timer
 from delayq.timer_manager import TimerManager
+from delayq.timers import Timers
 
 if TYPE_CHECKING:
     from delayq.bridge import AnyConnection
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 US = 1_000_000
 ME, PEER, THIRD = 1_111, 2_222, 3_333
+Limits = dict[str, tuple[tuple[str, int], ...]]
 
 
 async def make_commons(database: Database, settings: Settings, node: int = ME) -> Commons:
@@ -41,6 +43,13 @@ async def make_commons(database: Database, settings: Settings, node: int = ME) -
     commons = Commons(Store(database, node), clock, DatabaseClock(clock), Counters(), settings)
     await observe(commons)
     return commons
+
+
+def swap(owner: object, name: str, replacement: object) -> Any:
+    """Put something in the place of a method of this one object; what was there."""
+    real = getattr(owner, name)
+    setattr(owner, name, replacement)
+    return real
 
 
 async def observe(commons: Commons) -> None:
@@ -112,7 +121,7 @@ async def run_by(conn: Connection, node: int, ids: Iterable[int], **columns: Any
     return {row["id"]: row["lease_token"] for row in rows}
 
 
-# --- the timer manager ---------------------------------------------------------------------------
+# --- the timer manager ------------------------------------------------------------------------
 
 
 class FakeLookout:
@@ -130,7 +139,7 @@ class FakeDispatcher:
     """Takes what is due and remembers it."""
 
     clock: DatabaseClock
-    limits: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    limits: Limits = field(default_factory=dict)
     offered: list[int] = field(default_factory=list)
     offered_us: dict[int, int] = field(default_factory=dict)
     held: set[int] = field(default_factory=set)
@@ -139,6 +148,7 @@ class FakeDispatcher:
     lookout: FakeLookout = field(default_factory=FakeLookout)
     ahead_us: int = 0
     free: int = 100
+    hungry: bool = False
 
     def __post_init__(self) -> None:
         self.ready = ReadyQueue(Admission(self.limits))
@@ -154,6 +164,18 @@ class FakeDispatcher:
         self.offered += [timer.id for timer in fresh]
         self.offered_us.update((timer.id, now_us) for timer in fresh)
         self.ready.push(fresh, now_us)
+
+    def take(self) -> list[Timer]:
+        """Take whatever may be taken, as if workers were free; they never finish."""
+        taken = self.ready.take(10_000)
+        dropped, self.ready.dropped = self.ready.dropped, []
+        self.held.difference_update(timer.id for timer in dropped)
+        return taken
+
+    def finish(self, kind: str) -> None:
+        """One task of a limited kind is over, and the next one takes its place."""
+        self.ready.release(kind, self.clock.now_us())
+        self.take()
 
 
 class Running:
@@ -174,13 +196,14 @@ class Desk:
     commons: Commons
     firing: FakeDispatcher
     running: Running
-    timers: TimerManager
+    timers: Timers
+    manager: TimerManager
 
     async def rank(self, *peers: int, kinds: Iterable[str] = ("mail",)) -> None:
         """Take the ranks that follow from these nodes being active besides this one."""
         serving = frozenset(kinds)
         nodes = dict.fromkeys((self.commons.node, *peers), serving)
-        await self.timers.adjust(ranks(nodes, serving, self.commons.node))
+        await self.manager.adjust(ranks(nodes, serving, self.commons.node))
 
     async def observe(self) -> None:
         """See the database's time, and let what waits for a step of it happen."""
@@ -200,20 +223,23 @@ async def desk(
     *,
     node: int = ME,
     kinds: Iterable[str] = ("mail",),
-    limits: dict[str, tuple[tuple[str, int], ...]] | None = None,
+    limits: Limits | None = None,
     **changes: Any,
 ) -> AsyncIterator[Desk]:
     """A timer manager without a rank yet. `changes` are other settings."""
     commons = await make_commons(database, settings.model_copy(update=changes), node)
     firing = FakeDispatcher(commons.database_clock, limits or {})
     running = Running()
-    timers = TimerManager(commons, cast(Dispatcher, firing), cast(Executor, running), kinds)
-    yield Desk(commons, firing, running, timers)
+    timers = Timers(commons, cast(Dispatcher, firing))
+    manager = TimerManager(
+        commons, timers, cast(Dispatcher, firing), cast(Executor, running), kinds
+    )
+    yield Desk(commons, firing, running, timers, manager)
     timers.stop()
     await commons.store.aclose()
 
 
-# --- leases ----------------------------------------------------------------------------------------
+# --- leases -----------------------------------------------------------------------------------
 
 
 class Quiet:
@@ -224,7 +250,7 @@ class Quiet:
         self.loop = asyncio.get_running_loop()
 
     def effect(self, lease: Lease) -> AbstractAsyncContextManager[AnyConnection]:
-        raise AssertionError("no effect here")
+        raise AssertionError(f"no effect here, and not for {lease.id}")
 
 
 TERMS = LeaseTerms(

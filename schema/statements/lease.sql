@@ -46,4 +46,5 @@ returning t.id,
               (select o.leased_at = '-infinity' from delayq.tasks o where o.id = t.id) end as never_leased,
           case when t.headers <> '{}' then t.headers::text end as headers,
           t.idempotency_key,
-          t.priority
+          t.priority,
+          t.leased_at

@@ -684,7 +684,7 @@ async def test_a_paused_kind_waits_and_runs_once_it_is_resumed(
 # --- what is said ---------------------------------------------------------------------------------
 
 
-class Rude(Exception):  # noqa: N818 - the name says what it is
+class Rude(Exception):
     """Says what it was given."""
 
 

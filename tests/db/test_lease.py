@@ -20,7 +20,7 @@ from delayq.errors import (
 )
 from tests.helpers import connected, wait_for
 from tests.nodes import Application, all_ended, ended, life, no_live_tasks, schedule
-from tests.rooms import ME, PEER, TERMS, add_node, add_tasks, lease, make_commons
+from tests.rooms import ME, PEER, TERMS, add_node, add_tasks, lease, make_commons, swap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from tests.conftest import Logged
 
 MARKER = "Marker-0d9b7c1e"
-BATCH = "insert into delayq.tasks (kind, execute_at) select 'mail', delayq.clock() + $2 * interval '1 s' from generate_series(1, $1) returning id"  # noqa: E501
+BATCH = """
+    insert into delayq.tasks (kind, execute_at)
+    select 'mail', delayq.clock() + $2 * interval '1 s' from generate_series(1, $1) returning id
+"""
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ async def pending(conn: Connection) -> set[int]:
         "select id from delayq.tasks where state = 'pending'")}  # fmt: skip
 
 
-# --- what a lease takes, and what it leaves ---------------------------------------------------------
+# --- what a lease takes, and what it leaves ---------------------------------------------------
 
 
 async def test_a_lease_takes_what_is_due_pending_and_served_and_nothing_else(
@@ -66,6 +69,7 @@ async def test_a_lease_takes_what_is_due_pending_and_served_and_nothing_else(
     assert sorted(one.id for one in await lease(commons, [1, 2, 3, 4, 5])) == [1, 2]
     assert await lease(commons, [1, 2]) == []
     row = await conn.fetchrow("select * from delayq.tasks where id = 1")
+    assert row is not None
     assert (row["state"], row["lease_owner"], row["attempt"]) == ("running", ME, 1)
 
 
@@ -121,7 +125,7 @@ async def test_a_lease_that_waits_for_nobody_finds_the_burial_that_committed_bef
     assert settled == 0
 
 
-# --- an answer that was lost -------------------------------------------------------------------------
+# --- an answer that was lost ------------------------------------------------------------------
 
 
 async def test_what_a_nonce_holds_can_be_found_and_what_others_hold_is_not_among_it(
@@ -147,7 +151,7 @@ async def test_a_lease_whose_answer_is_lost_costs_neither_the_task_nor_an_attemp
 
     async with application.node() as node:
         store = life(node)._store
-        real, calls = store.lease, list[int]()
+        calls: list[int] = []
 
         async def lossy(*args: Any) -> Any:
             calls.append(1)
@@ -157,7 +161,7 @@ async def test_a_lease_whose_answer_is_lost_costs_neither_the_task_nor_an_attemp
                 await real(*args)
             raise error
 
-        store.lease = lossy  # type: ignore[method-assign]
+        real = swap(store, "lease", lossy)
         ids = await batch(conn, 20, 0.1)
         over = await all_ended(conn, ids, limit_s=5)  # not: when somebody looks once a minute
         assert {one.attempt for one in over.values()} == {1}
@@ -165,7 +169,7 @@ async def test_a_lease_whose_answer_is_lost_costs_neither_the_task_nor_an_attemp
         assert not life(node)._dispatcher.held
 
 
-# --- odd rows ----------------------------------------------------------------------------------------
+# --- odd rows ---------------------------------------------------------------------------------
 
 
 async def test_one_odd_row_is_set_aside_as_dead_with_the_reason_and_the_batch_goes_on(
@@ -231,7 +235,7 @@ async def test_a_refusal_that_is_no_rows_fault_sets_nothing_aside(
 
     async with application.node() as node:
         store = life(node)._store
-        real, refusals = store.lease, list[int]()
+        refusals: list[int] = []
 
         async def refused(*args: Any) -> Any:
             if len(refusals) < 6:
@@ -239,7 +243,7 @@ async def test_a_refusal_that_is_no_rows_fault_sets_nothing_aside(
                 raise error
             return await real(*args)
 
-        store.lease = refused  # type: ignore[method-assign]
+        real = swap(store, "lease", refused)
         ids = await batch(conn, 5, 0.1)
         over = await all_ended(conn, ids)
         assert {one.state for one in over.values()} == {"succeeded"}
@@ -274,7 +278,7 @@ async def test_a_stricter_isolation_level_by_default_fails_no_batch(
     assert not [event for event in logged if event.level in ("ERROR", "CRITICAL")]
 
 
-# --- large payloads ----------------------------------------------------------------------------------
+# --- large payloads ---------------------------------------------------------------------------
 
 
 async def test_a_long_payload_is_not_sent_along_with_the_lease_and_can_be_read_under_the_token(
@@ -304,14 +308,13 @@ async def test_the_answer_of_a_large_batch_is_bounded_in_bytes(
     answers: list[int] = []
     async with application.node(max_workers=600) as node:
         store = life(node)._store
-        real = store.lease
 
         async def measured(*args: Any) -> Any:
             rows = await real(*args)
             answers.append(sum(len(row["payload"] or "") for row in rows))
             return rows
 
-        store.lease = measured  # type: ignore[method-assign]
+        real = swap(store, "lease", measured)
         await conn.execute(
             "insert into delayq.tasks (kind, payload, execute_at)"
             " select 'mail', jsonb_build_object('text', repeat('x', 12000)),"
@@ -344,7 +347,7 @@ async def test_history_keeps_short_payloads_and_the_dead_tasks_all_of_them(
     assert await conn.fetchval(kept.format("dead_tasks"), dead) == 500_000
 
 
-# --- never early -------------------------------------------------------------------------------------
+# --- never early ------------------------------------------------------------------------------
 
 
 async def test_a_lease_that_is_sent_ahead_never_starts_its_handler_early(
@@ -358,11 +361,12 @@ async def test_a_lease_that_is_sent_ahead_never_starts_its_handler_early(
         started[int(ctx.id)] = time.monotonic_ns() // 1_000
 
     async with application.node() as node:
-        life(node)._dispatcher._pace.leased = lambda *_args: None  # type: ignore[method-assign]
+        swap(life(node)._dispatcher._pace, "leased", lambda *_args: None)
         life(node)._dispatcher._pace.trip_us = 5_000
         await conn.execute(
-            "insert into delayq.tasks (kind, execute_at) select 'mail',"
-            " delayq.clock() + interval '0.3 s' + i * interval '3 ms' from generate_series(1, 300) i"
+            "insert into delayq.tasks (kind, execute_at)"
+            " select 'mail', delayq.clock() + interval '0.3 s' + i * interval '3 ms'"
+            "   from generate_series(1, 300) as i"
         )
         due_us = {row["id"]: row["us"] for row in await conn.fetch(
             "select id, delayq.micros(execute_at) as us from delayq.tasks")}  # fmt: skip
@@ -384,7 +388,7 @@ async def test_the_lease_statement_itself_takes_nothing_beyond_its_allowance(
     assert len(await commons.store.lease([1], 7, TERMS, 600_000, 0)) == 1
 
 
-# --- policy ------------------------------------------------------------------------------------------
+# --- policy -----------------------------------------------------------------------------------
 
 
 async def test_what_a_plain_insert_leaves_open_is_the_handlers_and_written_by_the_lease(
@@ -398,7 +402,10 @@ async def test_what_a_plain_insert_leaves_open_is_the_handlers_and_written_by_th
         " from delayq.tasks order by id"
     )
     assert [row["attempt_limit"] for row in limits] == [4, 9]
-    assert [row["timeout_s"] for row in limits] == [pytest.approx(60, abs=0.1), pytest.approx(1, abs=0.1)]
+    assert [row["timeout_s"] for row in limits] == [
+        pytest.approx(60, abs=0.1),
+        pytest.approx(1, abs=0.1),
+    ]
 
 
 async def test_a_kind_that_runs_in_threads_has_no_deadline_that_others_could_act_on(

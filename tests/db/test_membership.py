@@ -125,7 +125,7 @@ async def beat_by_hand(conn: Connection, node: int) -> asyncpg.Record:
     return row
 
 
-# --- beats ---------------------------------------------------------------------------------------
+# --- beats ------------------------------------------------------------------------------------
 
 
 async def test_a_beat_extends_the_row_and_brings_the_news(
@@ -182,7 +182,9 @@ def test_its_thread_ends_when_the_loop_of_the_node_is_gone(
         store = Store(database, ME)
         commons = Commons(store, commons_clock, DatabaseClock(commons_clock), Counters(), changed)
         membership = Membership(
-            commons, database, Witnesses(lambda _: None, *[lambda: None] * 2, lambda _: None)
+            commons,
+            database,
+            Witnesses(lambda _: None, lambda: None, lambda: None, lambda _: None),
         )
         membership.start()
         return membership
@@ -195,7 +197,7 @@ def test_its_thread_ends_when_the_loop_of_the_node_is_gone(
     assert not membership._thread.is_alive()
 
 
-# --- burials -------------------------------------------------------------------------------------
+# --- burials ----------------------------------------------------------------------------------
 
 
 async def test_a_silent_peer_is_buried_after_one_ttl_and_its_burial_is_told(
@@ -369,7 +371,7 @@ async def test_the_sessions_of_others_are_left_alone(
     await other.close()
 
 
-# --- the fence -------------------------------------------------------------------------------------
+# --- the fence --------------------------------------------------------------------------------
 
 
 async def test_a_node_whose_beats_fail_fences_itself_before_its_ttl_is_over(
@@ -452,7 +454,7 @@ async def test_a_buried_node_comes_back_as_another_and_writes_nothing_of_its_old
         await wait_for(lambda: started, "the handler runs")
         await conn.execute("update delayq.nodes set state = 'dead'")
         await wait_for(lambda: node.id != before, "it notices, and is another")
-        await wait_for(lambda: life(node).active.is_set(), "which takes its share")
+        await wait_for(life(node).active.is_set, "which takes its share")
         row = await row_of(conn, task_id)
         assert row is None or (row["interruptions"], row["attempt"] >= 1) == (0, True)
         # the old life's task is adopted like any other orphan, the attempt counted
@@ -462,7 +464,7 @@ async def test_a_buried_node_comes_back_as_another_and_writes_nothing_of_its_old
         assert await state_of(conn, before or 0) in (None, "dead")  # removed once nothing is left
 
 
-# --- a loop that stands still ------------------------------------------------------------------------
+# --- a loop that stands still -----------------------------------------------------------------
 
 STALLED = """
 import asyncio, sys, time

@@ -71,7 +71,7 @@ async def rows(conn: Connection) -> dict[int, dict[str, Any]]:
     return {row["id"]: dict(row) | {"errors": json.loads(row["errors"])} for row in found}
 
 
-# --- tasks of dead nodes ---------------------------------------------------------------------------
+# --- tasks of dead nodes ----------------------------------------------------------------------
 
 
 async def test_what_a_dead_or_a_missing_node_ran_is_pending_again(
@@ -136,6 +136,7 @@ async def test_an_exhausted_task_is_dead_with_the_reason(
         dead = await conn.fetchrow(
             "select attempt, node, errors::text as errors from delayq.dead_tasks where id = 1"
         )
+        assert dead is not None
         assert (dead["attempt"], dead["node"]) == (5, PEER)
         assert json.loads(dead["errors"])[-1]["error"] == "NodeLost"
 
@@ -162,7 +163,9 @@ async def test_a_successor_that_waits_takes_the_place_of_the_second_run(
             " attempt = 1, attempt_limit = 5",
             PEER,
         )
-        again = "select follow_up from delayq.schedule('mail', key => 'k', on_conflict => 'replace')"
+        again = (
+            "select follow_up from delayq.schedule('mail', key => 'k', on_conflict => 'replace')"
+        )
         follow_up = await conn.fetchval(again)
         assert follow_up is not None
         await me.check()
@@ -177,7 +180,7 @@ async def test_thousands_of_orphans_are_all_taken_in(
         assert len(await me.check()) == 2_500
 
 
-# --- rows that somebody holds locked -----------------------------------------------------------------
+# --- rows that somebody holds locked ----------------------------------------------------------
 
 
 async def test_a_locked_row_is_skipped_and_taken_in_by_a_later_pass(
@@ -220,14 +223,16 @@ async def test_a_row_that_cannot_be_taken_in_does_not_keep_the_others_out(
     async with home(conn, database, settings) as me:
         await run_by(conn, PEER, range(1, 11))
         await conn.execute(
-            "update delayq.tasks set errors = (select jsonb_build_array(string_agg(md5(i::text), ''))"
-            " from generate_series(1, 8191) i) where id = 4"
+            "update delayq.tasks set errors = ("
+            " select jsonb_build_array(string_agg(md5(i::text), ''))"
+            "   from generate_series(1, 8191) as i)"
+            " where id = 4"
         )
         assert await me.check() == [1, 2, 3, 5, 6, 7, 8, 9, 10]
         assert (await rows(conn))[4]["state"] == "running"
 
 
-# --- deadlines of nodes that live --------------------------------------------------------------------
+# --- deadlines of nodes that live -------------------------------------------------------------
 
 
 async def test_a_task_of_a_live_node_is_taken_only_two_beats_after_its_deadline(
@@ -258,7 +263,7 @@ async def test_an_own_task_that_is_held_is_never_taken_by_the_node_itself(
         assert [await me.check() for _ in range(3)] == [[], [], []]
 
 
-# --- leases that nobody remembers --------------------------------------------------------------------
+# --- leases that nobody remembers -------------------------------------------------------------
 
 
 async def test_a_lease_of_ours_that_we_do_not_hold_is_released_when_it_is_seen_twice(
@@ -297,7 +302,7 @@ async def test_another_lease_of_the_same_task_is_looked_at_twice_again(
         assert await me.check() == [1]
 
 
-# --- rows of dead nodes ------------------------------------------------------------------------------
+# --- rows of dead nodes -----------------------------------------------------------------------
 
 
 async def exists(conn: Connection, node: int) -> bool:

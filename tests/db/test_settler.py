@@ -24,7 +24,7 @@ from delayq.lease import Lease, Outcome, Settlement
 from delayq.settler import Settler
 from delayq.store import Settled
 from tests.helpers import connected, wait_for
-from tests.rooms import ME, add_node, add_tasks, lease, make_commons
+from tests.rooms import ME, add_node, add_tasks, lease, make_commons, swap
 
 if TYPE_CHECKING:
     from delayq.commons import Commons
@@ -49,9 +49,7 @@ class Office:
 
 
 @asynccontextmanager
-async def office(
-    conn: Connection, database: Database, settings: Settings
-) -> AsyncIterator[Office]:
+async def office(conn: Connection, database: Database, settings: Settings) -> AsyncIterator[Office]:
     await add_node(conn, ME)
     commons = await make_commons(database, settings)
     over: dict[int, str | None] = {}
@@ -79,14 +77,15 @@ async def leased(conn: Connection, at: Office, count: int = 3) -> list[Lease]:
 
 async def finals(conn: Connection) -> dict[int, str]:
     found = await conn.fetch(
-        "select id, state from delayq.task_history union all select id, 'dead' from delayq.dead_tasks"
+        "select id, state from delayq.task_history"
+        " union all select id, 'dead' from delayq.dead_tasks"
     )
     return {row["id"]: row["state"] for row in found}
 
 
 def failing(at: Office, name: str, *errors: Exception, after: bool = False) -> list[int]:
     """Let a statement fail with these errors, one a call; `after` it took effect."""
-    real, calls, left = getattr(at.commons.store, name), list[int](), list(errors)
+    calls, left = list[int](), list(errors)
 
     async def call(*args: Any) -> Any:
         calls.append(1)
@@ -96,11 +95,11 @@ def failing(at: Office, name: str, *errors: Exception, after: bool = False) -> l
             await real(*args)
         raise left.pop(0)
 
-    setattr(at.commons.store, name, call)
+    real = swap(at.commons.store, name, call)
     return calls
 
 
-# --- the ordinary ends ----------------------------------------------------------------------------
+# --- the ordinary ends ------------------------------------------------------------------------
 
 
 async def test_successes_are_settled_and_told(
@@ -142,7 +141,63 @@ async def test_other_ends_are_told_with_what_really_happened(
         assert (counters.retried, counters.cancelled, counters.released) == (1, 1, 2)
 
 
-# --- rows that a stranger holds locked --------------------------------------------------------------
+# How an attempt ended, and what becomes of its task: if a cancel was requested meanwhile, if a
+# successor waits, and if neither.
+WAYS_OUT = {
+    Outcome.SUCCEEDED: ("succeeded", "succeeded", "succeeded"),
+    Outcome.MISSED: ("cancelled", "missed", "missed"),
+    Outcome.DEAD: ("cancelled", "dead", "dead"),
+    Outcome.RETRY: ("cancelled", "cancelled", "retry"),
+    Outcome.SNOOZE: ("cancelled", "cancelled", "snooze"),
+    Outcome.RELEASE: ("cancelled", "cancelled", "release"),
+    Outcome.UNSTARTED: ("cancelled", "cancelled", "unstarted"),
+}
+
+
+def test_every_outcome_is_among_the_ways_out() -> None:
+    assert set(WAYS_OUT) == set(Outcome)
+
+
+@pytest.mark.parametrize("outcome", WAYS_OUT)
+async def test_a_requested_cancel_survives_every_way_out(
+    conn: Connection, database: Database, settings: Settings, outcome: Outcome
+) -> None:
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 2)
+        assert await conn.fetchval("select delayq.cancel(1)") == "cancel_requested"
+        for one in leases:
+            at.settler.settle(Settlement(one, outcome, 60_000_000))
+        await at.flushed()
+        assert at.over == {1: WAYS_OUT[outcome][0], 2: WAYS_OUT[outcome][2]}
+        assert await conn.fetchval("select count(*) from delayq.tasks where id = 1") == 0
+
+
+@pytest.mark.parametrize("outcome", WAYS_OUT)
+async def test_a_waiting_successor_starts_at_every_way_out_under_the_id_that_was_told(
+    conn: Connection, database: Database, settings: Settings, outcome: Outcome
+) -> None:
+    async with office(conn, database, settings) as at:
+        first = await conn.fetchval("select id from delayq.schedule('mail', key => 'k')")
+        (one,) = await lease(at.commons, [first])
+        follow_up = await conn.fetchval(
+            "select follow_up from delayq.schedule("
+            " 'mail', '{\"n\": 7}', delay => '1 hour', key => 'k', on_conflict => 'replace')"
+        )
+        at.settler.settle(Settlement(one, outcome, 60_000_000))
+        await at.flushed()
+        assert at.over == {first: WAYS_OUT[outcome][1]}
+        row = await conn.fetchrow("select id, state, key, payload::text from delayq.tasks")
+        assert row is not None
+        assert tuple(row) == (follow_up, "pending", "k", '{"n": 7}')
+        assert (await finals(conn))[first] == WAYS_OUT[outcome][1]
+        successor = (
+            "select successor from (select id, successor from delayq.task_history"
+            " union all select id, successor from delayq.dead_tasks) as ended where id = $1"
+        )
+        assert await conn.fetchval(successor, first) == follow_up
+
+
+# --- rows that a stranger holds locked --------------------------------------------------------
 
 
 @asynccontextmanager
@@ -200,7 +255,7 @@ async def test_a_lock_that_stays_is_looked_at_ever_more_seldom(
         await at.flushed()
 
 
-# --- lost, settled already, sent twice -------------------------------------------------------------
+# --- lost, settled already, sent twice --------------------------------------------------------
 
 
 async def test_a_lease_that_somebody_else_has_by_now_is_lost_and_nothing_is_written(
@@ -251,6 +306,7 @@ async def test_a_settlement_whose_answer_was_lost_is_sent_again_and_is_no_lost_l
         row = await conn.fetchrow(
             "select state, attempt, jsonb_array_length(errors) as errors from delayq.tasks"
         )
+        assert row is not None
         assert tuple(row) == ("pending", 1, 1)
         assert await finals(conn) == {1: "succeeded", 3: "dead"}
 
@@ -269,7 +325,7 @@ async def test_settlements_are_kept_through_an_outage(
         assert at.over == {1: "succeeded", 2: "retry"}
 
 
-# --- refusals --------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------
 
 
 async def test_one_odd_settlement_does_not_fail_the_batch(
@@ -339,7 +395,7 @@ async def test_a_refusal_that_is_no_rows_fault_ends_no_task_as_dead(
         assert set((await finals(conn)).values()) == {"succeeded"}
 
 
-# --- bounded ---------------------------------------------------------------------------------------
+# --- bounded ----------------------------------------------------------------------------------
 
 
 async def test_callers_are_held_back_while_too_much_waits(
@@ -349,18 +405,18 @@ async def test_callers_are_held_back_while_too_much_waits(
     async with office(conn, database, settings) as at:
         leases = await leased(conn, at, 60)
         hold = asyncio.Event()
-        real = at.commons.store.settle_succeeded
 
-        async def held(*args: Any) -> int:
+        async def held(*args: Any) -> Any:
             await hold.wait()
             return await real(*args)
 
-        at.commons.store.settle_succeeded = held  # type: ignore[method-assign]
+        real = swap(at.commons.store, "settle_succeeded", held)
         at.settler.succeeded(leases[0])
         await asyncio.sleep(0.02)  # the first batch is on its way
         for one in leases[1:]:
             at.settler.succeeded(one)
-        assert at.settler.full
+        full = at.settler.full
+        assert full
         waiting = asyncio.ensure_future(at.settler.room())
         await asyncio.sleep(0.02)
         assert not waiting.done()

@@ -202,3 +202,27 @@ async def test_a_locked_node_table_row_stops_nobody_elses_beat(
             assert (await ended(conn, await schedule(conn, "quick"))).state == "succeeded"
         states = await conn.fetch("select state from delayq.nodes")
         assert [row["state"] for row in states] == ["active", "active"]
+
+
+async def test_adoption_leaves_a_locked_task_and_comes_back_for_it_soon(
+    app: Application, conn: Connection, dsn: str
+) -> None:
+    ids = [await schedule(conn, "quick") for _ in range(20)]
+    await conn.execute(
+        "update delayq.tasks set state = 'running', lease_owner = 7, lease_token = id, attempt = 1,"
+        " attempt_limit = 3"
+    )
+    async with connected(dsn) as stranger:
+        async with stranger.transaction():
+            await stranger.execute("select from delayq.tasks where id = $1 for update", ids[7])
+            # the look at all running rows comes every 12 s here; once at the start
+            node = app.node()
+            await node.start()
+            ends = await all_ended(conn, [*ids[:7], *ids[8:]])
+            assert {(end.state, end.attempt) for end in ends.values()} == {("succeeded", 2)}
+        released_us = await _now_us(conn)
+        end = await ended(conn, ids[7])
+        assert end.attempt == 2
+        assert end.finished_us - released_us < 4_000_000
+    node.request_drain()
+    await node.wait()

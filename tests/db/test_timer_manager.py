@@ -21,7 +21,7 @@ from delayq.timer_heap import Timer
 from delayq.window import BEGINNING_US
 from tests.helpers import advance_clock, connected, wait_for
 from tests.relay import relay
-from tests.rooms import ME, PEER, US, Desk, add_tasks, desk, id_in
+from tests.rooms import ME, PEER, US, Desk, Limits, add_tasks, desk, id_in, swap
 
 if TYPE_CHECKING:
     from delayq.database import Connection
@@ -38,18 +38,18 @@ async def us_of(conn: Connection, task_id: int) -> int:
 
 def count_windows(at: Desk) -> list[int]:
     """How many rows each page of the window brings from now on."""
-    window, pages = at.commons.store.window, list[int]()
+    pages: list[int] = []
 
     async def counted(*args: Any) -> Page:
-        page = await window(*args)
+        page: Page = await window(*args)
         pages.append(len(page.rows))
         return page
 
-    at.commons.store.window = counted  # type: ignore[method-assign]
+    window = swap(at.commons.store, "window", counted)
     return pages
 
 
-# --- the window ----------------------------------------------------------------------------------
+# --- the window -------------------------------------------------------------------------------
 
 
 async def test_everything_within_the_horizon_is_loaded_and_nothing_beyond_it(
@@ -76,11 +76,11 @@ async def test_a_far_future_task_sends_no_hint_and_is_loaded_by_its_slice(
         await wait_for(lambda: heard, "the hint of the near one")
         assert len(heard) == 1
         assert heard[0].startswith("due\n2:")
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert 1 not in at.timers.owned
         await advance_clock(conn, 3590)
         await at.observe()
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert at.timers.owned.at_of(1) == await us_of(conn, 1)
         await advance_clock(conn, 10)
         await at.observe()
@@ -93,13 +93,13 @@ async def test_a_raw_update_of_its_instant_is_found_by_the_next_sweep(
     await add_tasks(conn, [1], after_s=3600)
     async with desk(database, settings) as at:
         await at.rank()
-        await at.timers.sweep()
+        await at.manager.sweep()
         await conn.execute("update delayq.tasks set execute_at = delayq.clock() + interval '5 s'")
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert at.timers.owned.at_of(1) == await us_of(conn, 1)
         # and once more, when it is in the window already
         await conn.execute("update delayq.tasks set execute_at = delayq.clock() + interval '3 s'")
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert at.timers.owned.at_of(1) == await us_of(conn, 1)
 
 
@@ -112,10 +112,10 @@ async def test_an_insert_that_commits_late_is_found_by_the_recheck(
         await transaction.start()
         await add_tasks(late, [1], after_s=6)
         for _ in range(3):
-            await at.timers.sweep()
+            await at.manager.sweep()
         assert 1 not in at.timers.owned
         await transaction.commit()
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert 1 in at.timers.owned
 
 
@@ -125,26 +125,26 @@ async def test_a_row_that_commits_between_two_pages_of_a_recheck_is_found_by_the
     """The xmin that is remembered must be the one from before the first page."""
     async with connected(dsn) as late, desk(database, settings) as at:
         await at.rank()
-        await at.timers.sweep()
+        await at.manager.sweep()
         transaction = late.transaction()
         await transaction.start()
         await add_tasks(late, [id_in(0, 1)], after_s=6)
         crowd = await add_tasks(conn, [id_in(1, nr) for nr in range(1, 40)], after_s=6)
-        window, pages = at.commons.store.window, list[int]()
+        pages: list[int] = []
 
         async def commits_after_the_first_page(*args: Any) -> Page:
-            page = await window(*args)
+            page: Page = await window(*args)
             pages.append(len(page.rows))
             if len(pages) == 1:
                 await transaction.commit()
             return page
 
-        at.commons.store.window = commits_after_the_first_page  # type: ignore[method-assign]
-        await at.timers.sweep()
+        window = swap(at.commons.store, "window", commits_after_the_first_page)
+        await at.manager.sweep()
         assert len(pages) > 1
         assert set(crowd) <= set(at.timers.owned.ids())
         assert id_in(0, 1) not in at.timers.owned
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert id_in(0, 1) in at.timers.owned
 
 
@@ -154,10 +154,10 @@ async def test_the_recheck_reads_what_is_new_and_not_the_whole_window_again(
     await add_tasks(conn, range(1, 2_001), after_s=8)
     async with desk(database, settings) as at:
         await at.rank()
-        await at.timers.sweep()
+        await at.manager.sweep()
         await add_tasks(conn, [5_000, 5_001], after_s=8)
         pages = count_windows(at)
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert {5_000, 5_001} <= set(at.timers.owned.ids())
         assert sum(pages) <= 10
 
@@ -188,8 +188,8 @@ async def test_a_lone_task_far_ahead_costs_nothing(
         await at.rank()
         pages = count_windows(at)
         for _ in range(5):
-            await at.timers.sweep()
-        await at.timers.full_scan()
+            await at.manager.sweep()
+        await at.manager.full_scan()
         assert len(at.timers.owned) == len(at.timers.standby) == 0
         assert sum(pages) == 0
         assert len(pages) <= 2 * 5 + 1
@@ -202,12 +202,12 @@ async def test_tasks_of_kinds_that_are_not_served_are_not_loaded(
     mine = await add_tasks(conn, range(100, 150), after_s=3)
     async with desk(database, settings) as at:
         await at.rank()
-        await at.timers.sweep()
-        await at.timers.full_scan()
+        await at.manager.sweep()
+        await at.manager.full_scan()
         assert set(at.timers.owned.ids()) == set(mine)
         await advance_clock(conn, 10)
         await at.observe()
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert set(at.firing.offered) == set(mine)
 
 
@@ -216,22 +216,22 @@ async def test_a_paused_kind_is_not_loaded_and_all_of_it_is_when_it_is_resumed(
 ) -> None:
     async with desk(database, settings, kinds=["mail", "report"]) as at:
         await at.rank(kinds=["mail", "report"])
-        await at.timers.serve(frozenset({"report"}))
+        await at.manager.serve(frozenset({"report"}))
         assert at.firing.paused == {"report"}
         await add_tasks(conn, [1, 2, 3], after_s=3, kind="report")
         await add_tasks(conn, [4], after_s=3)
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert set(at.timers.owned.ids()) == {4}
         await advance_clock(conn, 120)
         await at.observe()
-        await at.timers.sweep()
-        await at.timers.full_scan()
+        await at.manager.sweep()
+        await at.manager.full_scan()
         assert at.firing.offered == [4]
-        await at.timers.serve(frozenset())
+        await at.manager.serve(frozenset())
         assert sorted(at.firing.offered) == [1, 2, 3, 4]
 
 
-# --- bounded -------------------------------------------------------------------------------------
+# --- bounded ----------------------------------------------------------------------------------
 
 
 async def test_a_full_heap_keeps_the_earliest_and_the_rest_is_loaded_as_it_empties(
@@ -240,7 +240,7 @@ async def test_a_full_heap_keeps_the_earliest_and_the_rest_is_loaded_as_it_empti
     """3,000 timers and room for 400: at no time is one that is due missing."""
     await add_tasks(conn, range(1, 3_001), after_s=1, step_s=0.004)
     async with desk(database, settings, max_timers=400) as at:
-        keeping = asyncio.create_task(at.timers.keep_loaded())
+        keeping = asyncio.create_task(at.manager.keep_loaded())
         await at.rank()
         assert len(at.timers.owned) <= 400
         due_us = {row["id"]: row["us"] for row in await conn.fetch(
@@ -249,7 +249,7 @@ async def test_a_full_heap_keeps_the_earliest_and_the_rest_is_loaded_as_it_empti
         for _ in range(30):
             await advance_clock(conn, 0.5)
             await at.observe()
-            await at.timers.sweep()
+            await at.manager.sweep()
             due = {task_id for task_id, us in due_us.items() if us <= at.now_us() - US}
             assert due <= set(at.firing.offered)
             over = set(at.firing.offered) - settled
@@ -275,7 +275,7 @@ async def test_an_earlier_task_gets_room_in_a_full_heap_and_what_it_pushed_out_c
         await advance_clock(conn, 20)
         for _ in range(30):
             await at.observe()
-            await at.timers.sweep()
+            await at.manager.sweep()
             at.firing.ready.take(1_000)
             await conn.execute(
                 "delete from delayq.tasks where id = any($1::bigint[])", at.firing.offered
@@ -290,26 +290,26 @@ async def test_a_recheck_that_finds_more_than_there_is_room_for_forgets_nothing(
     async with desk(database, settings, max_timers=100, horizon_s=60) as at:
         await add_tasks(conn, range(1, 81), after_s=50)
         await at.rank()
-        await at.timers.sweep()
+        await at.manager.sweep()
         late = [id_in(3, nr) for nr in range(1, 401)]
         await add_tasks(conn, late, after_s=20)
-        await at.timers.sweep()
+        await at.manager.sweep()
         await advance_clock(conn, 21)
         for _ in range(12):
             await at.observe()
-            await at.timers.sweep()
+            await at.manager.sweep()
             at.firing.ready.take(1_000)
             await conn.execute(
                 "delete from delayq.tasks where id = any($1::bigint[])", at.firing.offered
             )
-            await at.timers._load_window()
+            await at.manager._load_window()
         assert set(late) <= set(at.firing.offered)
 
 
 async def test_a_limited_kind_with_a_long_backlog_holds_up_no_other_kind(
     database: Database, settings: Settings
 ) -> None:
-    limits = {"report": (("report", 1),)}
+    limits: Limits = {"report": (("report", 1),)}
     async with desk(database, settings, kinds=["mail", "report"], limits=limits) as at:
         await at.rank(kinds=["mail", "report"])
         now_us = at.now_us()
@@ -334,18 +334,18 @@ async def test_overdue_tasks_that_nobody_fires_are_taken_while_workers_are_free(
             for task_id in range(1, 200)
             if at.timers.roles.role("mail", bucket_of(task_id)) is Role.UNDERSTUDY
         ]
-        await at.timers.sweep()
+        await at.manager.sweep()
         await add_tasks(conn, theirs, after_s=-10)
         at.firing.free = 0
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert at.firing.offered == []
         at.firing.free = 1_000
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert set(theirs) <= set(at.firing.offered)
         assert not any(task_id in at.timers.standby for task_id in theirs)
 
 
-# --- firing --------------------------------------------------------------------------------------
+# --- firing -----------------------------------------------------------------------------------
 
 
 async def test_a_timer_fires_at_its_instant_and_not_before(
@@ -385,13 +385,13 @@ async def test_after_the_clock_was_set_back_new_tasks_are_still_found_without_a_
     """The watermarks lie an hour ahead then: what comes in behind them is what is new."""
     async with desk(database, settings) as at:
         await at.rank()
-        await at.timers.sweep()
+        await at.manager.sweep()
         await advance_clock(conn, -3600)
         await at.observe()
-        await at.timers.sweep()
+        await at.manager.sweep()
         await add_tasks(conn, [1], after_s=5)
         await add_tasks(conn, [2], after_s=50)
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert {1, 2} <= set(at.timers.owned.ids())
 
 
@@ -407,11 +407,11 @@ async def test_the_cancel_flags_of_running_tasks_are_read_by_the_sweep(
     async with desk(database, settings) as at:
         await at.rank()
         at.running.running = dict.fromkeys([1, 2, 3])
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert at.running.cancelled == [2]
 
 
-# --- owner and understudy --------------------------------------------------------------------------
+# --- owner and understudy ---------------------------------------------------------------------
 
 
 def split(*ids: int) -> tuple[list[int], list[int]]:
@@ -428,7 +428,7 @@ async def test_the_understudy_looks_after_what_its_owner_left_half_a_second_late
     async with desk(database, settings) as at:
         await at.rank(PEER)
         await add_tasks(conn, range(1, 101), after_s=5)
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert set(at.timers.owned.ids()) == set(owned)
         assert set(at.timers.standby.ids()) == set(stood_by)
         await advance_clock(conn, 5.2)
@@ -446,7 +446,7 @@ async def test_what_was_overdue_when_the_understudy_loaded_it_is_given_its_delay
     conn: Connection, database: Database, settings: Settings
 ) -> None:
     _, stood_by = split(*range(1, 41))
-    await add_tasks(conn, stood_by, after_s=-30)
+    await add_tasks(conn, stood_by, after_s=-0.5)
     async with desk(database, settings, understudy_delay_ms=60_000) as at:
         before_us = at.now_us()
         await at.rank(PEER)
@@ -461,7 +461,7 @@ async def test_when_a_node_leaves_its_timers_are_held_already_and_become_owned(
     async with desk(database, settings) as at:
         await at.rank(PEER)
         await add_tasks(conn, range(1, 101), after_s=5)
-        await at.timers.sweep()
+        await at.manager.sweep()
         pages = count_windows(at)
         await at.rank()
         assert set(at.timers.owned.ids()) == set(range(1, 101))
@@ -477,7 +477,7 @@ async def test_when_a_node_joins_its_share_is_handed_to_it_and_stood_by_for(
     async with desk(database, settings) as at:
         await at.rank()
         await add_tasks(conn, range(1, 101), after_s=5)
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert len(at.timers.owned) == 100
         await at.rank(PEER)
         assert set(at.timers.owned.ids()) == set(owned)
@@ -501,7 +501,7 @@ async def test_a_gained_bucket_is_read_from_the_beginning(
         assert {*at.timers.owned.ids(), *at.firing.offered} == set(none_yet)
 
 
-# --- hints -----------------------------------------------------------------------------------------
+# --- hints ------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -552,11 +552,11 @@ async def test_while_listen_is_lost_the_sweeps_find_everything(
         wired = Database(parse_dsn(wire.dsn), settings)
         async with desk(Database(parse_dsn(dsn), settings), settings) as at:
             await at.rank()
-            await at.timers.sweep()
+            await at.manager.sweep()
             async with listening(at, wired) as made:
                 wire.cut()
                 await add_tasks(conn, [1], after_s=5)
-                await at.timers.sweep()
+                await at.manager.sweep()
                 assert 1 in at.timers.owned
                 wire.resume()
                 await wait_for(lambda: len(made) == 2, "LISTEN is made again, and is told of")
@@ -581,7 +581,7 @@ async def test_nonsense_in_a_hint_harms_nothing(
         await wait_for(lambda: 7 in at.firing.offered, "the one beside it fires")
 
 
-# --- failover --------------------------------------------------------------------------------------
+# --- failover ---------------------------------------------------------------------------------
 
 
 async def test_a_restarted_server_means_that_everything_is_read_again(
@@ -605,19 +605,16 @@ async def missed_until(
         await add_tasks(conn, [1], after_s=8)
         await at.rank()
         for _ in range(2):
-            await at.timers.sweep()
+            await at.manager.sweep()
         at.timers.forget(1)
-        await at.timers.sweep()
+        await at.manager.sweep()
         assert 1 not in at.timers.owned
-        window = at.commons.store.window
 
-        async def oddly(
-            cursors: Cursors, kinds: list[str], limit: int, newer_than: int | None
-        ) -> Page:
-            return odd(await window(cursors, kinds, limit, newer_than))
+        async def oddly(*args: Any) -> Page:
+            return odd(await window(*args))
 
-        at.commons.store.window = oddly  # type: ignore[assignment,method-assign]
-        await at.timers.sweep()
+        window = swap(at.commons.store, "window", oddly)
+        await at.manager.sweep()
         assert 1 in at.timers.owned
 
 
@@ -631,3 +628,78 @@ async def test_an_xmin_from_the_future_returns_everything_rather_than_nothing(
         first = await at.commons.store.window(cursors, ["mail"], 5, None)
         again = await at.commons.store.window(cursors, ["mail"], 5, first.xmin + 1_000)
         assert again.xmin < first.xmin + 1_000  # by which the caller sees that it must read anew
+
+
+# --- backlog ------------------------------------------------------------------------------------
+
+
+async def test_a_backlog_beyond_all_bounds_does_not_hold_up_what_is_due_soon(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    await add_tasks(conn, range(1, 6_001), after_s=-3_600)
+    soon = await add_tasks(conn, range(7_001, 7_006), after_s=1)
+    async with desk(database, settings, max_timers=400) as at:
+        await at.rank()
+        await at.manager.sweep()
+        assert set(soon) <= set(at.timers.owned.ids())
+        assert at.firing.ready.takeable <= 2_000 + 400
+
+
+async def test_a_kind_with_a_long_line_at_its_limit_is_not_read_on(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    await add_tasks(conn, range(1, 5_001), after_s=-3_600, kind="report")
+    mails = await add_tasks(conn, range(6_001, 6_101), after_s=-60)
+    limits: Limits = {"report": (("report", 1),)}
+    async with desk(
+        database, settings, kinds=("mail", "report"), limits=limits, max_timers=400
+    ) as at:
+        await at.rank(kinds=("mail", "report"))
+        for _ in range(12):  # a dispatcher that takes whatever it may
+            at.firing.take()
+            await at.manager.sweep()
+        assert set(mails) <= set(at.firing.offered)
+        assert len(at.firing.held) < 2_500
+        # as the line grows short it is read on, from where it was cut
+        seen = len(set(at.firing.offered))
+        while not at.firing.ready.reopened:
+            at.firing.finish("report")
+        at.manager._low()
+        await at.manager.sweep()
+        assert len(set(at.firing.offered)) > seen
+
+
+async def test_an_old_backlog_of_others_is_stolen_page_after_page(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    _, theirs = split(*range(1, 3_001))
+    await add_tasks(conn, theirs, after_s=-3_600)
+    async with desk(database, settings) as at:
+        await at.rank(PEER)
+        await at.manager.full_scan()
+        foreign = set(at.firing.offered)
+        reading = asyncio.create_task(at.manager.keep_loaded())
+        try:
+            async with asyncio.timeout(20):
+                while set(theirs) - set(at.firing.offered):
+                    at.firing.take()
+                    at.timers.refill()
+                    await asyncio.sleep(0.001)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        assert len(foreign) < len(theirs)
+
+
+async def test_a_busy_understudy_does_not_even_look(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    _, stood_by = split(*range(1, 41))
+    await add_tasks(conn, stood_by, after_s=-0.2)
+    async with desk(database, settings, understudy_delay_ms=10) as at:
+        await at.rank(PEER)
+        at.firing.free = 0
+        at.timers._fire_standby()
+        assert set(at.timers.standby.ids()) == set(stood_by)
+        at.firing.free = 100
+        await wait_for(lambda: set(at.firing.lookout.stood_in) == set(stood_by), "a free worker")

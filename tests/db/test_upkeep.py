@@ -80,7 +80,7 @@ async def reading(dsn: str, table: str, where: str = "true") -> AsyncIterator[No
         yield
 
 
-# --- made ahead --------------------------------------------------------------------------------------
+# --- made ahead -------------------------------------------------------------------------------
 
 
 async def test_partitions_are_made_a_week_ahead_and_only_once(
@@ -146,7 +146,7 @@ async def test_two_nodes_that_make_partitions_at_once_do_not_fail(
     await other.store.aclose()
 
 
-# --- the net -----------------------------------------------------------------------------------------
+# --- the net ----------------------------------------------------------------------------------
 
 
 async def test_without_a_partition_the_default_one_takes_the_row_and_other_days_can_be_made(
@@ -196,7 +196,7 @@ async def test_the_net_is_emptied_by_age_one_batch_at_a_time(
     assert await home_of(conn, young) == "task_history_default"
 
 
-# --- past retention ------------------------------------------------------------------------------------
+# --- past retention ---------------------------------------------------------------------------
 
 
 async def test_days_past_retention_are_dropped_and_the_others_kept(
@@ -245,6 +245,20 @@ async def test_a_day_that_cannot_be_dropped_is_emptied_at_least(
     assert await commons.store.drop_partitions(7) == ["dropped"]
 
 
+async def test_two_nodes_that_drop_the_same_days_at_once_do_not_fail(
+    conn: Connection, database: Database, settings: Settings, store: Store
+) -> None:
+    other = await make_commons(database, settings, 99)
+    await store.make_partitions(40)
+    await advance_clock(conn, 60 * DAY_S)
+    for _ in range(3):
+        answers = await asyncio.gather(store.drop_partitions(7), other.store.drop_partitions(7))
+        assert {*answers[0], *answers[1]} <= {"dropped", "locked", "emptied"}
+    assert await store.drop_partitions(7) == []
+    assert await partitions(conn) == ["task_history_default"]
+    await other.store.aclose()
+
+
 async def test_no_live_and_no_dead_task_is_ever_dropped_by_age(
     conn: Connection, commons: Commons
 ) -> None:
@@ -268,7 +282,7 @@ async def test_no_live_and_no_dead_task_is_ever_dropped_by_age(
     assert await conn.fetchval("select count(*) from delayq.task_history") == 0
 
 
-# --- idempotency keys ------------------------------------------------------------------------------------
+# --- idempotency keys -------------------------------------------------------------------------
 
 
 async def ask(conn: Connection, key: str, delay: str = "0") -> tuple[int, bool]:

@@ -213,11 +213,19 @@ async def _backend(conn: Connection, node: int | None, piece: str) -> int | None
 
 
 async def _kill(conn: Connection, node: int | None, piece: str) -> int:
+    """End that backend, and wait until it is gone."""
+
     async def look() -> int | None:
         return await _backend(conn, node, piece)
 
     pid: int = await eventually(look, f"a backend for {piece}")
     assert await conn.fetchval("select pg_terminate_backend($1)", pid)
+
+    async def gone() -> bool:
+        count = await conn.fetchval("select count(*) from pg_stat_activity where pid = $1", pid)
+        return not count
+
+    await eventually(gone, "the backend is gone")
     return pid
 
 

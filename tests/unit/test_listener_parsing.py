@@ -47,7 +47,7 @@ def hear(text: object) -> Heard:
     return heard
 
 
-# --- what the schema sends -------------------------------------------------------------------
+# --- what the schema sends --------------------------------------------------------------------
 
 
 def test_a_due_hint_names_its_tasks() -> None:
@@ -81,7 +81,7 @@ def test_only_the_own_ping_is_a_pong() -> None:
     assert hear(f"ping {ME}").calls == []
 
 
-# --- what strangers send ---------------------------------------------------------------------
+# --- what strangers send ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

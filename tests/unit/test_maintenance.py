@@ -34,7 +34,7 @@ class WallClock:
 
         class Datetime(datetime):
             @classmethod
-            def now(cls, tz: tzinfo | None = None) -> Datetime:  # type: ignore[override]
+            def now(cls, tz: tzinfo | None = None) -> Datetime:
                 there = datetime.now(tz) + timedelta(seconds=wall.ahead_s)
                 return cls.fromtimestamp(there.timestamp(), tz)
 

@@ -170,7 +170,7 @@ def test_a_job_that_outlives_its_loop_ends_quietly() -> None:
     job = Job()
 
     async def leave() -> None:
-        threads.submit(job)
+        _left = threads.submit(job)
         await wait_for(job.started.is_set, "the job has started")
 
     loop = asyncio.new_event_loop()

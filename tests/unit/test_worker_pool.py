@@ -58,7 +58,7 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-# --- growing and shrinking -------------------------------------------------------------------
+# --- growing and shrinking --------------------------------------------------------------------
 
 
 async def test_the_pool_grows_on_demand_and_no_wider_than_its_limit() -> None:
@@ -183,7 +183,7 @@ async def test_an_item_that_crashes_is_reported_and_its_worker_goes_on(
             raise error
         done.append(item)
 
-    told = {"on_crash": lambda item, error: crashes.append((item, error))}
+    told: dict[str, Any] = {"on_crash": lambda item, error: crashes.append((item, error))}
     async with pool_of(run, low=1, high=1, **told) as pool:
         for item in range(3):
             pool.submit(item)
@@ -196,7 +196,7 @@ async def test_an_item_that_crashes_is_reported_and_its_worker_goes_on(
 async def test_cancelling_one_item_from_elsewhere_ends_that_item_only() -> None:
     desk = Desk()
     crashes: list[int] = []
-    told = {"on_crash": lambda item, _error: crashes.append(item)}
+    told: dict[str, Any] = {"on_crash": lambda item, _error: crashes.append(item)}
     async with pool_of(desk.run, low=1, high=2, **told) as pool:
         pool.submit(0)
         pool.submit(1)
@@ -422,57 +422,73 @@ async def test_closing_twice_and_closing_what_was_never_opened_is_fine() -> None
 # --- the stress that everything long-lived has to pass ----------------------------------------
 
 
+class Chaos:
+    """Items that do what may go wrong, and somebody who starts, stops and takes back at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.high = self.chance.randint(1, 5)
+        self.started: list[int] = []
+        self.withdrawn: list[int] = []
+        self.submitted = 0
+        self.at_once = self.most_at_once = 0
+
+    async def run(self, item: int, task: asyncio.Task[None]) -> None:
+        self.started.append(item)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await self.chance.choice(self._ends)(item, task)
+        finally:
+            self.at_once -= 1
+
+    async def _crash(self, _item: int, _task: asyncio.Task[None]) -> None:
+        raise ValueError
+
+    async def _cancel(self, _item: int, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        await asyncio.sleep(0)
+
+    async def _leave_a_variable(self, item: int, _task: asyncio.Task[None]) -> None:
+        WHO.set(str(item))
+
+    async def _wait(self, _item: int, _task: asyncio.Task[None]) -> None:
+        await asyncio.sleep(self.chance.choice([0, 0.0005]))
+
+    async def _return(self, _item: int, _task: asyncio.Task[None]) -> None:
+        return None
+
+    @property
+    def _ends(self) -> list[Run]:
+        return [self._crash, self._cancel, self._leave_a_variable, self._wait, self._return]
+
+    async def step(self, pool: WorkerPool[int]) -> None:
+        match self.chance.randrange(4):
+            case 0 | 1:
+                for _ in range(self.chance.randint(1, 8)):
+                    pool.submit(self.submitted)
+                    self.submitted += 1
+            case 2:
+                await asyncio.sleep(self.chance.choice([0, 0.0005, 0.002]))
+            case 3:
+                self.withdrawn += pool.withdraw()
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_under_random_starts_stops_and_crashes_no_item_is_lost_or_run_twice(
     seed: int,
 ) -> None:
-    chance = random.Random(seed)
-    high = chance.randint(1, 5)
-    started: list[int] = []
-    at_once = most_at_once = 0
-
-    async def run(item: int, task: asyncio.Task[None]) -> None:
-        nonlocal at_once, most_at_once
-        started.append(item)
-        at_once += 1
-        most_at_once = max(most_at_once, at_once)
-        try:
-            match chance.randrange(6):
-                case 0:
-                    raise ValueError
-                case 1:
-                    task.cancel()
-                    await asyncio.sleep(0)
-                case 2:
-                    WHO.set(str(item))
-                case 3:
-                    await asyncio.sleep(0.0005)
-                case 4:
-                    await asyncio.sleep(0)
-        finally:
-            at_once -= 1
-
-    withdrawn: list[int] = []
-    submitted = 0
-    async with pool_of(run, low=chance.randint(0, high), high=high, idle_s=0.001) as pool:
+    chaos = Chaos(seed)
+    low = chaos.chance.randint(0, chaos.high)
+    async with pool_of(chaos.run, low=low, high=chaos.high, idle_s=0.001) as pool:
         for _ in range(150):
-            match chance.randrange(5):
-                case 0 | 1:
-                    for _ in range(chance.randint(1, 8)):
-                        pool.submit(submitted)
-                        submitted += 1
-                case 2:
-                    await asyncio.sleep(0)
-                case 3:
-                    await asyncio.sleep(chance.choice([0.0005, 0.002]))
-                case 4:
-                    withdrawn += pool.withdraw()
-            assert len(pool) <= high + 1
-        if chance.random() < 0.5:
+            await chaos.step(pool)
+            assert len(pool) <= chaos.high
+        if seed % 2:
             async with asyncio.timeout(10):
                 await pool.drained()
-            assert sorted(started + withdrawn) == list(range(submitted))
+            assert sorted(chaos.started + chaos.withdrawn) == list(range(chaos.submitted))
     left = pool.withdraw()
-    assert sorted(started + withdrawn + left) == list(range(submitted))
-    assert most_at_once <= high
+    assert sorted(chaos.started + chaos.withdrawn + left) == list(range(chaos.submitted))
+    assert chaos.most_at_once <= chaos.high
     assert (pool.busy, len(pool)) == (0, 0)
