@@ -1,9 +1,9 @@
 """Connections to PostgreSQL, set up so that the protocol holds on them.
 
-Control connections (lease, settle, sweep, beat, listen) are dedicated: a pool's reset undoes
-what was SET and costs four statements. What they need travels in the start-up packet. Where a
-pooler stands in between and refuses or drops those settings, they are SET afterwards, and
-whether they took is read back either way.
+Control connections (lease, settle, sweep, look, upkeep, beat, listen) are dedicated: a pool's
+reset undoes what was SET and costs four statements. What they need travels in the start-up
+packet. Where a pooler stands in between and refuses or drops those settings, they are SET
+afterwards, and whether they took is read back either way.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from delayq.alarm import Alarm
-from delayq.database import is_transient
 from delayq.errors import DelayQError
+from delayq.failures import blames_the_row, is_transient, is_worth_splitting
 from delayq.lease import Lease, Outcome, Settlement
 from delayq.log import log
 from delayq.lookout import Lookout
@@ -206,7 +206,7 @@ class Dispatcher:
         free = self._pool.free - len(self._gate)
         return min(_BATCH, free + self._pace.allowance(self._pool.finished))
 
-    async def _lease(self, timers: list[Timer]) -> None:
+    async def _lease(self, timers: list[Timer], *, again: bool = False) -> None:
         nonce = random.getrandbits(63) - (1 << 62)
         ids = [timer.id for timer in timers]
         inline = min(_INLINE_BYTES, _ANSWER_BYTES // len(ids))
@@ -216,16 +216,16 @@ class Dispatcher:
         except DelayQError as error:
             if is_transient(error):
                 await self._find_out(timers, nonce, error)
-            elif await self._serves():
-                await self._split(timers, error)
+            elif is_worth_splitting(error):
+                await self._split(timers, error, again)
             else:
                 self._put_off(timers, error)
             return
         received_us = self._clock.monotonic_us()
         self._pace.leased(len(ids), received_us - sent_us)
-        if rows:
+        if rows and (leased_us := rows[0]["leased_at"]) is not None:
             # the lease's own instant: what it returns is started by it, not by an old idea of now
-            self._database_clock.observe(rows[-1]["leased_at"], sent_us, received_us)
+            self._database_clock.observe(leased_us, sent_us, received_us)
         self._counters.leased += len(ids)
         self._start(rows)
         if len(rows) < len(timers):
@@ -294,28 +294,29 @@ class Dispatcher:
             break
         self._missed(timers, set())
 
-    async def _serves(self) -> bool:
-        """Whether leasing works as such: then it was a row that was refused."""
-        try:
-            await self._store.lease([], 0, self._terms, 0, 0)
-        except DelayQError:
-            return False
-        return True
-
     def _put_off(self, timers: list[Timer], error: DelayQError) -> None:
-        """It is the role, the password or the schema: no task is to blame for it."""
+        """No task is to blame for it: all are leased again later."""
         log.bind(error=str(error), count=len(timers)).error("lease.refused")
         for timer in timers:
             self.lookout.try_again(timer)
 
-    async def _split(self, timers: list[Timer], error: DelayQError) -> None:
-        """A row of its own fails the batch: halve until it stands alone, then set it aside."""
+    async def _split(self, timers: list[Timer], error: DelayQError, again: bool) -> None:
+        """One row may fail the whole batch: halve until it stands alone.
+
+        It is set aside if its own data are refused, and a second time too; else put off.
+        """
         if len(timers) > 1:
             middle = len(timers) // 2
             await self._lease(timers[:middle])
             await self._lease(timers[middle:])
-            return
-        timer = timers[0]
+        elif not blames_the_row(error):
+            self._put_off(timers, error)
+        elif not again:
+            await self._lease(timers, again=True)
+        else:
+            await self._set_aside(timers[0], error)
+
+    async def _set_aside(self, timer: Timer, error: DelayQError) -> None:
         reason = json.dumps(
             {"error": type(error).__name__, "message": f"the lease was refused: {error}"}
         )

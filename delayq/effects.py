@@ -3,7 +3,8 @@
     begin; is the idempotency key stamped already? -> the body; settle under the token; commit
 
 The settle is the last statement, so the row of the task is locked for a moment only. If the
-token is no longer the task's, everything is rolled back.
+token is no longer the task's, everything is rolled back. So it is if the settle is chosen to end
+a deadlock: the attempt is given back then, since only the handler could run the body again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from delayq.bridge import AnyConnection
 from delayq.database import DRIVER_ERRORS, Database, Pool, translated
-from delayq.errors import EffectAlreadyApplied, EffectMisused, LeaseLost
+from delayq.errors import EffectAlreadyApplied, EffectMisused, LeaseLost, TransactionConflict
 from delayq.statements import statement
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class Effects:
         """The effect of this attempt.
 
         Raises EffectMisused, LeaseLost, EffectAlreadyApplied, DatabaseUnavailable or
-        DatabaseTimeout on entering; LeaseLost or EffectAlreadyApplied on leaving, after the
-        roll-back.
+        DatabaseTimeout on entering; LeaseLost, EffectAlreadyApplied or TransactionConflict on
+        leaving, after the roll-back.
         """
         if lease.effect_entered:
             raise EffectMisused("one effect an attempt: put everything into one block")
@@ -59,6 +60,9 @@ class Effects:
         try:
             async with self._transaction(conn, lease) as inside:
                 yield inside
+        except TransactionConflict:
+            lease.effect_conflicted = True  # undone for a statement of ours: the handler did well
+            raise
         finally:
             await self._give_back(pool, conn)
 

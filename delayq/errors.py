@@ -70,6 +70,11 @@ class TransactionConflict(DelayQError):
 class DatabaseError(DelayQError):
     """The database refused or failed a statement for a reason that has no class of its own."""
 
+    sqlstate: str = ""
+    """the server's five-character code, if it was the server that refused"""
+    constraint: str = ""
+    """the constraint or column that was broken, if it was one"""
+
 
 class DatabaseUnavailable(DatabaseError):
     """The database cannot be reached, or is going away. Try again; see `delayq doctor`."""

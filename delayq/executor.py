@@ -27,9 +27,11 @@ from delayq.errors import (
     Retry,
     Snooze,
 )
+from delayq.failures import blames_the_row, stems_from_conflict
 from delayq.instants import delay_to_us
 from delayq.lease import Interruption, Lease, Outcome, Settlement
 from delayq.log import log
+from delayq.payload_reader import PayloadReader
 from delayq.policy import backoff_us, is_misfire
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 _WATCH_S: Final = 0.05
 """Deadlines are watched this coarsely: far cheaper than a timer for each attempt."""
+_CONFLICT_US: Final = (50_000, 250_000)
+_UNREAD_US: Final = (2_000_000, 4_000_000)
+"""When an attempt that was given back for a conflict, or for want of its payload, fires again."""
 
 
 class Executor:
@@ -57,7 +62,7 @@ class Executor:
         self.node = commons.node
         self.loop = asyncio.get_running_loop()
         self.running: dict[int, Lease] = {}
-        self._store = commons.store
+        self._payloads = PayloadReader(commons.store, commons.clock)
         self._clock = commons.clock
         self._database_clock = commons.database_clock
         self._counters = commons.counters
@@ -103,6 +108,10 @@ class Executor:
         self.running.clear()
         self._idle.set()
         return left
+
+    async def aclose(self) -> None:
+        """Read no more payloads; to be called when nothing runs any more."""
+        await self._payloads.aclose()
 
     async def idle(self) -> None:
         """Return when no handler runs."""
@@ -188,10 +197,9 @@ class Executor:
             self._settler.succeeded(lease)
 
     async def _fetch_payload(self, lease: Lease) -> str:
-        payload = await self._store.payload(lease.id, lease.token)
-        if payload is None:
-            raise LeaseLost(f"task {lease.id} is no longer leased to this node")
+        payload = await self._payloads.read(lease)
         lease.payload = payload
+        lease.lateness_us = max(0, self._database_clock.now_us() - lease.execute_us)
         return payload
 
     def _missed(self, lease: Lease, now_us: int) -> bool:
@@ -222,9 +230,12 @@ class Executor:
             self._settler.succeeded(lease)
         elif isinstance(failure, LeaseLost) or lease.interruption is Interruption.LOST:
             self._lost(lease)
-        elif lease.interruption in (Interruption.SHUTDOWN, Interruption.FENCED):
-            fields.bind(why=lease.interruption.value).info("task.interrupted")
-            self._settler.settle(Settlement(lease, Outcome.RELEASE))
+        elif (given_back := self._given_back(lease, failure)) is not None:
+            fields.bind(
+                error=type(failure).__name__,
+                why=None if lease.interruption is None else lease.interruption.value,
+            ).info("task.interrupted")
+            self._settler.settle(given_back)
         else:
             settlement = self._outcome(lease, failure)
             fields.bind(
@@ -233,6 +244,20 @@ class Executor:
                 retry_in_s=None if settlement.delay_us is None else settlement.delay_us / 1e6,
             ).info("task.attempt_failed")
             self._settler.settle(settlement)
+
+    def _given_back(self, lease: Lease, failure: object) -> Settlement | None:
+        """The settlement that gives the attempt back; None if the attempt failed by itself."""
+        error = failure if isinstance(failure, BaseException) else None
+        if lease.payload is None and error is not None and not blames_the_row(error):
+            lease.lateness_us = None  # the handler was never called
+            delay_us = random.randint(*_UNREAD_US) if lease.interruption in _SLOW else None
+            return Settlement(lease, Outcome.UNSTARTED, delay_us)
+        if lease.interruption in (Interruption.SHUTDOWN, Interruption.FENCED):
+            return Settlement(lease, Outcome.RELEASE)
+        chosen = isinstance(error, HandlerOutcome)
+        if lease.effect_conflicted and not chosen and stems_from_conflict(error):
+            return Settlement(lease, Outcome.RELEASE, random.randint(*_CONFLICT_US))
+        return None
 
     def _lost(self, lease: Lease) -> None:
         self._counters.leases_lost += 1
@@ -254,7 +279,9 @@ class Executor:
                 return _after(lease, Outcome.RETRY, failure.after, wait_us, error)
             case Dead():
                 return Settlement(lease, Outcome.DEAD, error=error)
-            case ArgumentsRefused():  # a newer node may understand them
+            case _ if isinstance(failure, ArgumentsRefused) or lease.payload is None:
+                # a newer node may understand them; no class of errors is meant by what the
+                # handler never saw
                 return Settlement(lease, Outcome.RETRY, wait_us, error)
             case Exception() if lease.interruption is not Interruption.TIMEOUT and (
                 isinstance(failure, policy.give_up_on) or not isinstance(failure, policy.retry_on)
@@ -299,9 +326,10 @@ class Executor:
         wait_us = round(_WATCH_S * 1e6)
         for lease in list(self.running.values()):
             deadline_us = lease.deadline_mono_us
-            if deadline_us is None or lease.interruption is not None:
+            if deadline_us is None or lease.interruption in _LEAVING:
                 continue
             if deadline_us <= now_us:
+                lease.deadline_mono_us = None  # once
                 log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt).info(
                     "task.timeout"
                 )
@@ -309,6 +337,11 @@ class Executor:
             else:
                 wait_us = min(wait_us, deadline_us - now_us)
         return max(1000, wait_us)
+
+
+_SLOW: Final = (None, Interruption.TIMEOUT)
+_LEAVING: Final = (Interruption.SHUTDOWN, Interruption.LOST)
+"""Time-outs are of no use any more. They are after a cancel, which a handler may ignore."""
 
 
 def _after(

@@ -36,6 +36,7 @@ DRIVER_ERRORS: Final = (
 _Described: TypeAlias = tuple[type[DelayQError], str]
 
 _LINE_END: Final = "\n"
+_CHAIN_MOST: Final = 20
 _TRANSIENT: Final = (DatabaseUnavailable, DatabaseTimeout, TransactionConflict)
 
 _UNAVAILABLE: Final = "the database cannot be reached or is going away"
@@ -61,6 +62,8 @@ _BY_SQLSTATE: Final[dict[str, _Described]] = {
 }
 # These server messages name roles, tables, functions and databases, and never a value.
 _SAFE_MESSAGES: Final = ("08", "25006", "28", "3D000", "42501", "53", "57P")
+# Not about a statement: there is no such database, or it was dropped.
+_OF_THE_DATABASE: Final = ("3D000", "57P04")
 # A name that the schema should have and has not.
 _MISSING_NAMES: Final = frozenset({"3F000", "42P01", "42883", "42703"})
 
@@ -74,7 +77,11 @@ def translate(error: BaseException, *, at: str | None = None) -> DelayQError:
     if isinstance(error, DelayQError):
         return error
     kind, text = _described(error)
-    return kind(f"{at}: {text}" if at else text)
+    told = kind(f"{at}: {text}" if at else text)
+    if isinstance(told, DatabaseError):
+        told.sqlstate = sqlstate_of(error)
+        told.constraint = _constraint_name(error)
+    return told
 
 
 @contextmanager
@@ -94,6 +101,48 @@ def is_transient(error: BaseException) -> bool:
     if not isinstance(error, (DelayQError, *DRIVER_ERRORS)):
         return False
     return isinstance(translate(error), _TRANSIENT)
+
+
+def is_worth_splitting(error: BaseException) -> bool:
+    """True if one row of a batch may be what the server refused: then the others need not wait.
+
+    The role, the password, the schema and the connection concern every row alike.
+    """
+    return _refused(error) is not None
+
+
+def blames_the_row(error: BaseException) -> bool:
+    """True if the row's own data were refused: only then may a task end as dead for it.
+
+    A broken constraint has a name; history without a partition for the row has none.
+    """
+    told = _refused(error)
+    if told is None:
+        return False
+    return told.sqlstate[:2] == "22" or (told.sqlstate[:2] == "23" and bool(told.constraint))
+
+
+def _refused(error: BaseException) -> DatabaseError | None:
+    """The error, translated, if the server refused a statement that it understood."""
+    if not isinstance(error, (DatabaseError, *DRIVER_ERRORS)):
+        return None
+    told = translate(error)
+    if type(told) is not DatabaseError or not told.sqlstate:
+        return None
+    return None if told.sqlstate.startswith(_OF_THE_DATABASE) else told
+
+
+def stems_from_conflict(error: BaseException | None) -> bool:
+    """True for a TransactionConflict, and for what was raised because of one."""
+    for _ in range(_CHAIN_MOST):
+        if isinstance(error, TransactionConflict):
+            return True
+        if isinstance(error, BaseExceptionGroup):
+            return any(stems_from_conflict(part) for part in error.exceptions)
+        if error is None:
+            return False
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def sqlstate_of(error: BaseException) -> str:
@@ -158,8 +207,13 @@ def _message(error: asyncpg.PostgresError) -> str:
     return (getattr(error, "message", None) or str(error)).partition(_LINE_END)[0]
 
 
-def _constraint(error: asyncpg.PostgresError) -> str:
+def _constraint_name(error: BaseException) -> str:
     name = getattr(error, "constraint_name", None) or getattr(error, "column_name", None)
+    return str(name or "")
+
+
+def _constraint(error: asyncpg.PostgresError) -> str:
+    name = _constraint_name(error)
     return f"the constraint {name}" if name else "a constraint"
 
 

@@ -11,10 +11,12 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from delayq.clock import Clock, DatabaseClock
 from delayq.commons import Commons
+from delayq.database import is_transient
 from delayq.dispatcher import Dispatcher
 from delayq.effects import Effects
 from delayq.errors import DatabaseError, DelayQError, InvalidSettings
@@ -33,6 +35,7 @@ from delayq.store import Settled, Store
 from delayq.threads import Threads
 from delayq.timer_manager import TimerManager
 from delayq.timers import Timers
+from delayq.upkeep import Upkeep
 from delayq.version import VERSION
 from delayq.worker_pool import WorkerPool
 
@@ -51,9 +54,10 @@ _BOUND_S: Final = 10.0
 _CANCEL_GRACE_S: Final = 5.0
 _STOP_GRACE_S: Final = 0.5
 """Told to stop at once, each step of leaving gets so long."""
-_PARTITION_DAYS: Final = 7
-_PRUNE_ROWS: Final = 2_000
-_PRUNE_BATCHES: Final = 100
+_PARTING_S: Final = 2.0
+"""So long a node that leaves something behind tries to say so."""
+_JOIN_S: Final = 5.0
+"""Steps of joining that fail in passing are tried again for so long."""
 _HINT_SHARE: Final = 3
 
 
@@ -82,6 +86,8 @@ class Incarnation:
         self._news_came = asyncio.Event()
         self._first_news = asyncio.Event()
         self._listening = asyncio.Event()
+        self._listens_late = False
+        self._doubted_us: int | None = None
         self._scan_from_us: int | None = None
         self._assemble(database, {kind: registry[kind] for kind in self._kinds})
 
@@ -127,6 +133,7 @@ class Incarnation:
             Hearers(
                 due=self._timers.hear,
                 scan=self._scan_soon,
+                garbled=self._hear_garbled,
                 cancel=lambda task_id: self._executor.request_cancel([task_id]),
                 membership=self._hear_membership,
                 kind=self._membership.beat_soon,
@@ -134,6 +141,7 @@ class Incarnation:
             ),
         )
         self._maintenance = Maintenance(self._clock)
+        self._upkeep = Upkeep(commons)
 
     def _settled(self, ends: Sequence[tuple[Lease, Settled | None]]) -> None:
         self._dispatcher.settled(ends)
@@ -189,26 +197,34 @@ class Incarnation:
 
     async def _join(self) -> None:
         settings = self._settings
-        await self._store.open()
-        horizon_us = await self._store.hint_horizon_us()
+        await self._retried("connect", self._store.open)
+        horizon_us = await self._retried("horizon", self._store.hint_horizon_us)
         if settings.sweep_interval_s * 1e6 * _HINT_SHARE > horizon_us:
             raise InvalidSettings(
                 f"DELAYQ_SWEEP_INTERVAL_S must be at most {horizon_us / 1e6 / _HINT_SHARE:g}: a "
                 "third of the database's hint horizon (delayq.hint_horizon()), or tasks would "
                 "be found too late"
             )
-        await self._upkeep_partitions()
-        sent_us = self._clock.monotonic_us()
+        # many nodes may start at once: they get in each other's way here, and only here
+        await self._retried("partitions", self._upkeep.make_partitions)
+        await self._retried("clock", self._see_time)
         sent_boot_us = self._clock.boottime_us()
+        await self._retried("register", self._register)
+        self._membership.registered(sent_boot_us)
+        self._membership.start()
+        self._pool.open()
+
+    async def _see_time(self) -> None:
+        sent_us = self._clock.monotonic_us()
         database_us = await self._store.clock_us()
         self._database_clock.observe(database_us, sent_us, self._clock.monotonic_us())
+
+    async def _register(self) -> None:
+        settings = self._settings
         await self._store.register(
             settings.node_name, socket.gethostname(), os.getpid(), VERSION, self._kinds,
             round(settings.lease_ttl_s * 1000),
         )  # fmt: skip
-        self._membership.registered(sent_boot_us)
-        self._membership.start()
-        self._pool.open()
 
     async def _become_active(self) -> None:
         """Listen first, load the window, then take a share."""
@@ -217,8 +233,9 @@ class Incarnation:
             async with asyncio.timeout(_BOUND_S):
                 await self._listening.wait()
         except TimeoutError:
+            self._listens_late = True
             log.warning("listen.late")  # hints only: the sweeps find everything
-        await self._insist("rank", self._rank)
+        await self._insist("rank", self._take_up)
         if await self._insist("activate", self._store.activate):
             log.bind(node=self.id, kinds=len(self._kinds)).info("node.active")
         self._membership.beat_soon()
@@ -231,7 +248,7 @@ class Incarnation:
         minute = min(_ORPHANS_S, 4 * settings.lease_ttl_s)
         self._maintenance.add("orphans", self._orphans.check, minute)
         self._maintenance.add("full_scan", self._manager.full_scan, minute)
-        self._maintenance.add("upkeep", self._upkeep, _UPKEEP_S)
+        self._maintenance.add("upkeep", self._upkeep.run, _UPKEEP_S)
         self._maintenance.start()
         self._maintenance.run_now("orphans")  # whoever buried a node may have died before adopting
 
@@ -244,13 +261,15 @@ class Incarnation:
             self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
         await self._bounded("drain", self._store.drain())
         # a lease in flight comes back to a dispatcher that has stopped, and is given back
-        await self._within(self._dispatcher.at_rest(), _BOUND_S)
+        await self._patiently(self._dispatcher.at_rest, _BOUND_S)
         await self._stopped_or(self._executor.idle(), settings.drain_timeout_s)
         self._executor.stop(Interruption.SHUTDOWN)
         await self._patiently(self._executor.idle, _CANCEL_GRACE_S)
         for lease in self._executor.abandon():  # they ignore their cancellation
             self._settler.settle(Settlement(lease, Outcome.RELEASE))
-        self._handed_over = await self._patiently(self._settler.flushed, _BOUND_S)
+        # a lease of which nothing is known is not handed over, whatever else is
+        rested = await self._within(self._dispatcher.at_rest(), _STOP_GRACE_S)
+        self._handed_over = await self._patiently(self._settler.flushed, _BOUND_S) and rested
 
     def _abandon(self) -> None:
         """Buried: nothing is ours any more."""
@@ -260,17 +279,30 @@ class Incarnation:
         self._executor.stop(Interruption.LOST)
 
     async def _leave(self) -> None:
+        """Whatever fails on the way, and however often this is cancelled, each step is taken."""
         self._timers.stop()
-        await self._maintenance.stop()
-        await self._pool.aclose()
-        await self._membership.stop()
-        if self._handed_over:
-            await self._bounded("leave", self._store.leave())
-        # else the row stays: peers bury it and adopt what was left
-        self._threads.close()
-        await self._effects.aclose()
-        await self._store.aclose()
+        async with AsyncExitStack() as steps:  # from the last to the first
+            steps.callback(self._tell_left)
+            steps.push_async_callback(self._store.aclose)
+            steps.push_async_callback(self._effects.aclose)
+            steps.callback(self._threads.close)
+            steps.push_async_callback(self._take_leave)
+            steps.push_async_callback(self._membership.stop)
+            steps.push_async_callback(self._executor.aclose)
+            steps.push_async_callback(self._pool.aclose)
+            steps.push_async_callback(self._maintenance.stop)
+
+    def _tell_left(self) -> None:
         log.bind(node=self.id).info("node.left")
+
+    async def _take_leave(self) -> None:
+        if not self._membership.started:
+            return
+        if not self._handed_over:
+            # a lease that is still on its way must not commit after everybody has looked
+            await self._bounded("end_sessions", self._store.end_sessions(), _PARTING_S)
+        seconds = _BOUND_S if self._handed_over else _PARTING_S
+        await self._bounded("leave", self._store.leave(self._handed_over), seconds)
 
     async def _stopped_or(self, wait: Awaitable[None], seconds: float) -> None:
         """Wait for it, for so long at the most, or until told to stop at once."""
@@ -296,30 +328,53 @@ class Incarnation:
             return False
         return True
 
-    async def _bounded(self, step: str, call: Awaitable[None]) -> None:
+    async def _bounded(self, step: str, call: Awaitable[None], seconds: float = _BOUND_S) -> None:
         try:
-            async with asyncio.timeout(_STOP_GRACE_S if self._stop_now.is_set() else _BOUND_S):
+            async with asyncio.timeout(_STOP_GRACE_S if self._stop_now.is_set() else seconds):
                 await call
         except (DelayQError, TimeoutError) as error:
             # peers will find out by themselves, one TTL later
             log.bind(step=step, error=str(error)).warning("node.step_failed")
 
+    async def _retried(self, step: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Again for a few seconds, as long as what is in the way may pass."""
+        until_us = self._clock.monotonic_us() + round(_JOIN_S * 1e6)
+        wait_s = 0.1
+        while True:
+            try:
+                return await call()
+            except DelayQError as error:
+                late = self._clock.monotonic_us() >= until_us
+                if late or self._drain.is_set() or not is_transient(error):
+                    raise
+                log.bind(step=step, error=str(error)).warning("node.step_retry")
+            await asyncio.sleep(wait_s * (0.5 + random.random()))
+            wait_s = min(1.0, 2 * wait_s)
+
     async def _insist(self, step: str, call: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await call()
-            except DatabaseError as error:
+            except DelayQError as error:
+                if not (isinstance(error, DatabaseError) or is_transient(error)):
+                    raise
                 log.bind(step=step, error=str(error)).warning("node.step_retry")
                 await asyncio.sleep(0.5)
 
     # --- news --------------------------------------------------------------------------------
 
     def _hear_news(self, news: News) -> None:
+        if self._news is None:
+            # the clock may have been set back before this node came
+            self._orphans.reach(news.latest_us)
         self._news = news
         self._news_came.set()
         self._first_news.set()
+        gone = self._orphans.alive - news.nodes or set(news.dead) - set(self._orphans.dead)
         self._orphans.alive = news.nodes
         self._orphans.dead = news.dead
+        if gone:
+            self._maintenance.run_now("orphans")  # it may have left something
         self._maintenance.check_wall_clock()
         if news.state is NodeState.DRAINING:
             self._drain.set()
@@ -337,6 +392,7 @@ class Incarnation:
     def _hear_burials(self, buried: list[int]) -> None:
         # the news of that very beat still counted them among the living
         self._orphans.alive -= frozenset(buried)
+        self._orphans.dead += tuple(buried)
         self._membership.beat_soon()
         self._maintenance.run_now("orphans")
 
@@ -347,9 +403,17 @@ class Incarnation:
             self._drain.set()
 
     def _hear_listening(self) -> None:
-        if self._listening.is_set():
+        if self._listening.is_set() or self._listens_late:
             self._scan_soon(0)  # after a gap: read everything again
         self._listening.set()
+
+    def _hear_garbled(self) -> None:
+        """Look at what is due about now; once a sweep at the most, which finds it all the same."""
+        sweep_us = round(self._settings.sweep_interval_s * 1e6)
+        now_us = self._clock.monotonic_us()
+        if self._doubted_us is None or now_us - self._doubted_us >= sweep_us:
+            self._doubted_us = now_us
+            self._scan_soon(self._database_clock.now_us() - 2 * sweep_us)
 
     def _scan_soon(self, from_us: int) -> None:
         known_us = self._scan_from_us
@@ -363,9 +427,7 @@ class Incarnation:
             await self._news_came.wait()
             self._news_came.clear()
             try:
-                await self._rank()
-                if self._news is not None:
-                    await self._manager.serve(self._news.paused)
+                await self._take_up()
                 from_us, self._scan_from_us = self._scan_from_us, None
                 if from_us is not None:
                     await self._manager.rescan_from(from_us)
@@ -375,11 +437,15 @@ class Incarnation:
                 await asyncio.sleep(0.5)
                 self._news_came.set()
 
-    async def _rank(self) -> None:
+    async def _take_up(self) -> None:
+        """Act on the last news: what is paused before any load, or it would fire once more."""
+        if self._news is not None:
+            await self._manager.serve(self._news.paused)
+            await self._rank(self._news)
+
+    async def _rank(self, news: News) -> None:
         """Ranks among the active nodes, this one among them: it loads before it is active."""
-        if self._news is None:
-            return
-        nodes = dict(self._news.active)
+        nodes = dict(news.active)
         nodes[self.id] = frozenset(self._kinds)
         roles = ranks(nodes, self._kinds, self.id)
         if roles != self._manager.roles:
@@ -391,20 +457,6 @@ class Incarnation:
         while True:
             await asyncio.sleep(_STUCK_CHECK_S if self._pool.queued else 4 * _STUCK_CHECK_S)
             self._dispatcher.release_stuck()
-
-    async def _upkeep_partitions(self) -> None:
-        answers = await self._store.make_partitions(_PARTITION_DAYS)
-        if "locked" in answers:
-            log.bind(count=answers.count("locked")).warning("partitions.locked")
-
-    async def _upkeep(self) -> None:
-        settings = self._settings
-        await self._upkeep_partitions()
-        await self._store.drop_partitions(settings.history_days)
-        for _ in range(_PRUNE_BATCHES):
-            keep_days = settings.history_days, settings.idempotency_days
-            if not await self._store.prune(*keep_days, _PRUNE_ROWS):
-                break
 
     def _crashed(self, lease: Lease, error: BaseException) -> None:
         """A bug of ours between lease and settlement: the row is found owned and not held."""

@@ -6,13 +6,16 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import asyncpg
 
     from delayq.bridge import AnyConnection
     from delayq.handlers import AnyHandler
+
+_SMALL: Final = 512
+"""Characters of payload that are not worth a copy of the rest of the row."""
 
 
 class Home(Protocol):
@@ -35,7 +38,7 @@ class Outcome(StrEnum):
     RETRY = "retry"
     SNOOZE = "snooze"
     RELEASE = "release"
-    """interrupted by shutdown: back to pending at once, the attempt given back"""
+    """interrupted (by shutdown, or a conflict undid its effect): the attempt is given back"""
     UNSTARTED = "unstarted"
     """leased and given back without being started"""
 
@@ -64,6 +67,7 @@ class Lease:
         "deadline_mono_us",
         "deadline_us",
         "effect_committed",
+        "effect_conflicted",
         "effect_entered",
         "execute_us",
         "handler",
@@ -78,7 +82,7 @@ class Lease:
     )
 
     def __init__(self, row: asyncpg.Record, handler: AnyHandler, home: Home) -> None:
-        self._row = row
+        self._row: asyncpg.Record | dict[str, Any] = row
         self.id: int = row[0]
         self.token: int = row[1]
         self.kind: str = row[2]
@@ -94,17 +98,24 @@ class Lease:
         self.cancel_requested = False
         self.effect_entered = False
         self.effect_committed = False
+        self.effect_conflicted = False
+
+    def drop_payload(self) -> None:
+        """Nobody needs it any more; a lease that waits for its settlement must not pin it."""
+        payload, self.payload = self.payload, None
+        if payload is not None and len(payload) > _SMALL:  # the row has it too
+            self._row = {name: part for name, part in self._row.items() if name != "payload"}
 
     @property
     def timeout_ms(self) -> int | None:
         """The task's own time-out, else the handler's."""
-        timeout_ms: int | None = self._row[5]
+        timeout_ms: int | None = self._row["timeout_ms"]
         return self.handler.policy.timeout_ms if timeout_ms is None else timeout_ms
 
     @property
     def misfire_grace_ms(self) -> int | None:
         """The task's own grace, else the handler's."""
-        grace_ms: int | None = self._row[6]
+        grace_ms: int | None = self._row["misfire_grace_ms"]
         return self.handler.policy.misfire_grace_ms if grace_ms is None else grace_ms
 
     @property

@@ -35,6 +35,8 @@ class Hearers:
 
     due: Callable[[list[Timer]], None]
     scan: Callable[[int], None]
+    garbled: Callable[[], None]
+    """a `due` hint could not be read as a whole: something may be due that it does not name"""
     cancel: Callable[[int], None]
     membership: Callable[[str, int], None]
     """(join | leave | drain, incarnation)"""
@@ -141,7 +143,7 @@ class Listener:
         if timers:
             self._hearers.due(timers)
         if not whole:
-            self._hearers.scan(0)
+            self._hearers.garbled()
 
     def _hear_number(self, link: _Link, verb: str, number: int) -> None:
         hearers = self._hearers

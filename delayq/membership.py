@@ -47,6 +47,8 @@ class News:
     """every node that is not dead"""
     dead: tuple[int, ...]
     paused: frozenset[str]
+    latest_us: int
+    """the latest instant that a row of a node names: the database's clock may have been there"""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,8 @@ class Witnesses:
 
     news: Callable[[News], None]
     buried: Callable[[], None]
-    """this incarnation is over: cancel everything, come back as another"""
+    """this incarnation is over (it was buried, or nobody beats for it any more): cancel
+    everything, come back as another"""
     fenced: Callable[[], None]
     """no beat got through for so long that peers may take this node for dead"""
     burials: Callable[[list[int]], None]
@@ -87,6 +90,7 @@ class Membership:
         self._sent_us = clock.boottime_us()
         self._turned_us = clock.boottime_us()
         self._over = False
+        self._leaving = False
         self._fenced = False
         self._sql = {name: statement(name) for name in ("beat", "bury", "end_sessions")}
 
@@ -116,34 +120,54 @@ class Membership:
             self._loop.call_soon_threadsafe(self._soon.set)
 
     async def stop(self) -> None:
-        """End the thread and its connection."""
+        """End the thread and its connection. Cancelled, it still ends, but is not waited for."""
+        self._leaving = True
         if self._thread is not None:
+            self._ask_to_stop()
             await asyncio.to_thread(self._end, self._thread)
 
-    def _end(self, thread: Thread) -> None:
-        self._up.wait()
+    def _ask_to_stop(self) -> None:
         if self._loop is not None and self._stop is not None:
             with suppress(RuntimeError):  # it has ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
+
+    def _end(self, thread: Thread) -> None:
+        self._up.wait()
+        self._ask_to_stop()
         thread.join()
 
     # --- in the thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
-        asyncio.run(self._main())
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - nobody else would notice
+            log.bind(node=self._incarnation, error=_name(error)).critical("beat.ended")
+        finally:
+            self._up.set()
+            if not self._leaving:
+                # a node that nobody beats for is soon taken for dead
+                self._over = True
+                self._tell(self._witnesses.buried)
 
     async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._stop, self._soon = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._up.set()
+        if self._leaving:
+            return
         connection = ControlConnection(self._database, self._incarnation, "beat")
-        watch = asyncio.create_task(self._watch())
-        beats = asyncio.create_task(self._beats(connection))
-        await self._stop.wait()
-        for task in (watch, beats):
-            task.cancel()
-        await asyncio.gather(watch, beats, return_exceptions=True)
-        await connection.aclose()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._watch()),
+                    group.create_task(self._beats(connection)),
+                ]
+                await self._stop.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await connection.aclose()
 
     async def _beats(self, connection: ControlConnection) -> None:
         while not self._over:
@@ -151,9 +175,11 @@ class Membership:
             try:
                 async with asyncio.timeout(self._ttl_us / 3e6):
                     await self._beat(connection)
-            except (DelayQError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, it was no beat
                 self._judge.observe(self._clock.boottime_us(), beat_ok=False, peers={})
-                log.bind(error=str(error), node=self._incarnation).warning("beat.failed")
+                known = isinstance(error, DelayQError | TimeoutError)
+                what = str(error) if known else type(error).__name__
+                log.bind(error=what, node=self._incarnation).warning("beat.failed")
                 wait_s = min(wait_s, _RETRY_S)
             await self._pause(wait_s)
 
@@ -265,4 +291,12 @@ def _news(state: str | None, nodes: list[dict[str, Any]], paused: frozenset[str]
         nodes=frozenset(node["id"] for node in nodes if node["state"] != NodeState.DEAD),
         dead=tuple(node["id"] for node in nodes if node["state"] == NodeState.DEAD),
         paused=paused,
+        latest_us=max((node["expires_at_us"] for node in nodes), default=0),
     )
+
+
+def _name(error: BaseException) -> str:
+    """The class, and of a group those in it; never the text, which may quote anything."""
+    if isinstance(error, BaseExceptionGroup):
+        return ", ".join(sorted({_name(inner) for inner in error.exceptions}))
+    return type(error).__name__

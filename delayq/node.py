@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from delayq.clock import Clock
-from delayq.database import close
-from delayq.errors import DatabaseError, InvalidArgument
+from delayq.database import close, is_transient
+from delayq.errors import DatabaseError, DelayQError, InvalidArgument
 from delayq.incarnation import Incarnation
 from delayq.log import log
 from delayq.migrate import check_schema
@@ -129,8 +129,9 @@ class Node:
         while life is not None:
             try:
                 await life.run()
-            except DatabaseError as error:
-                if life is first or self._leaving:
+            except DelayQError as error:
+                passing = isinstance(error, DatabaseError) or is_transient(error)
+                if life is first or self._leaving or not passing:
                     raise
                 # it ran before: that the database is away just now must not end it
                 log.bind(error=str(error)).warning("node.comes_back_later")
@@ -183,22 +184,28 @@ def run_process(main: Coroutine[None, None, int]) -> int:
     status: waiting for them is what `drain_timeout` was for.
     """
     loop = asyncio.new_event_loop()
+    status = 1
     try:
         status = loop.run_until_complete(main)
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            _, stuck = loop.run_until_complete(asyncio.wait(left, timeout=_STUCK_S))
-            if stuck:
-                log.bind(count=len(stuck)).warning("handlers.left_behind")
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        loop.run_until_complete(loop.shutdown_asyncgens())
         return status
     finally:
+        _cancel_all(loop, status)
+        loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop, status: int) -> None:
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if not left:
+        return
+    _, stuck = loop.run_until_complete(asyncio.wait(left, timeout=_STUCK_S))
+    if stuck:
+        log.bind(count=len(stuck)).warning("handlers.left_behind")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _served(registry: Registry, kinds: Iterable[str] | None) -> frozenset[str]:

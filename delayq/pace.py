@@ -2,7 +2,7 @@
 
 Handlers that take no time would leave the database idle while they run, if leases were taken
 only for workers that are free. So some leased tasks may wait for a worker: as many as finish
-within 10 ms at the present pace. If the pace was a mistake (the handlers turn out to be slow) they
+within 20 ms at the present pace. If the pace was a mistake (the handlers turn out to be slow) they
 are given back.
 """
 
@@ -13,9 +13,11 @@ from typing import Final
 
 from delayq.clock import Clock
 
-_WAIT_US: Final = 10_000
+_WAIT_US: Final = 20_000
 _STILL_US: Final = 100_000
 _EARLIEST_US: Final = 5_000
+_COARSE_US: Final = 1_000
+"""Timers of the event loop go off up to this late: it waits in whole milliseconds."""
 _SMALL_BATCH: Final = 8
 _TRIPS: Final = 15
 
@@ -27,7 +29,8 @@ class Pace:
         self._clock = clock
         self._trips: deque[int] = deque(maxlen=_TRIPS)
         self.trip_us = 0
-        """the median round trip of a small lease, bounded: how long before T one is sent"""
+        """how long before T a small lease is sent: its median round trip, and what the timer that
+        sends it may be late; bounded"""
         self._mark = (0, 0)
         self._rate = 0.0  # finished a microsecond
         self._still = (0, 0)
@@ -45,7 +48,8 @@ class Pace:
         """A lease of so many took so long."""
         if count <= _SMALL_BATCH:
             self._trips.append(trip_us)
-            self.trip_us = min(_EARLIEST_US, sorted(self._trips)[len(self._trips) // 2])
+            median_us = sorted(self._trips)[len(self._trips) // 2]
+            self.trip_us = min(_EARLIEST_US, median_us + _COARSE_US)
 
     def progress(self, finished: int) -> None:
         """Leased tasks begin to wait."""

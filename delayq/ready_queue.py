@@ -26,37 +26,26 @@ class Lane:
 
     def __init__(self) -> None:
         self._by_priority: dict[int, deque[Timer]] = {}
-        self._order: list[int] = []
-        self._count = 0
+        self._order: list[deque[Timer]] = []
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._order))
 
-    def push(self, timer: Timer) -> None:
-        """Add at the end of its priority."""
-        self._queue(timer.priority).append(timer)
-        self._count += 1
-
-    def push_first(self, timer: Timer) -> None:
-        """Add at the front of its priority: it has waited before."""
-        self._queue(timer.priority).appendleft(timer)
-        self._count += 1
-
-    def _queue(self, priority: int) -> deque[Timer]:
+    def queue(self, priority: int) -> deque[Timer]:
+        """The timers of one priority: add to either end."""
         queue = self._by_priority.get(priority)
         if queue is None:
             queue = self._by_priority[priority] = deque()
-            self._order = sorted(self._by_priority, reverse=True)
+            self._order = [self._by_priority[p] for p in sorted(self._by_priority, reverse=True)]
         return queue
 
-    def pop(self) -> Timer:
-        """Take the first of the highest priority. IndexError if the lane is empty."""
-        for priority in self._order:
-            queue = self._by_priority[priority]
-            if queue:
-                self._count -= 1
-                return queue.popleft()
-        raise IndexError("empty lane")
+    def pop(self, count: int) -> list[Timer]:
+        """Take at most so many, the highest priority first."""
+        taken: list[Timer] = []
+        for queue in self._order:
+            take = min(len(queue), count - len(taken))
+            taken += [queue.popleft() for _ in range(take)]
+        return taken
 
 
 class Admission:
@@ -120,12 +109,9 @@ class ReadyQueue:
     def push(self, timers: Iterable[Timer], now_us: int) -> None:
         """Add due timers."""
         edge_us = now_us - _FRESH_US
-        fresh, backlog = self._fresh, self._backlog
+        fresh, backlog = self._fresh.queue, self._backlog.queue
         for timer in timers:
-            if timer.at_us >= edge_us:
-                fresh.push(timer)
-            else:
-                backlog.push(timer)
+            (fresh if timer.at_us >= edge_us else backlog)(timer.priority).append(timer)
 
     def take(self, count: int) -> list[Timer]:
         """At most `count` admitted timers; those of a kind at its limit are set aside."""
@@ -146,14 +132,15 @@ class ReadyQueue:
         return min(share, len(self._backlog))
 
     def _take_from(self, lane: Lane, count: int) -> list[Timer]:
+        if not self._admission.limited:
+            return lane.pop(count)
         taken: list[Timer] = []
-        admit = self._admission.admit
-        while len(taken) < count and len(lane):
-            timer = lane.pop()
-            if admit(timer.kind):
-                taken.append(timer)
-            else:
-                self._set_aside(timer)
+        while len(taken) < count and (popped := lane.pop(count - len(taken))):
+            for timer in popped:
+                if self._admission.admit(timer.kind):
+                    taken.append(timer)
+                else:
+                    self._set_aside(timer)
         return taken
 
     def _set_aside(self, timer: Timer) -> None:
@@ -175,15 +162,15 @@ class ReadyQueue:
                 timer = _timer(waiting, heappop(heap))
                 self._aside_count -= 1
                 fresh = timer.at_us >= now_us - _FRESH_US
-                (self._fresh if fresh else self._backlog).push_first(timer)
+                lane = self._fresh if fresh else self._backlog
+                lane.queue(timer.priority).appendleft(timer)  # it has waited before
             if waiting in self.full_kinds and len(heap) < _MOST_ASIDE // 4:
                 self.full_kinds.discard(waiting)
                 self.reopened = True
 
     def clear(self) -> list[Timer]:
         """Empty it; what was in it, in no order."""
-        left = [self._fresh.pop() for _ in range(len(self._fresh))]
-        left += [self._backlog.pop() for _ in range(len(self._backlog))]
+        left = self._fresh.pop(len(self._fresh)) + self._backlog.pop(len(self._backlog))
         left += [_timer(kind, entry) for kind, heap in self._aside.items() for entry in heap]
         self._aside.clear()
         self._aside_count = 0

@@ -3,7 +3,8 @@
 A settlement is kept until it is durable. What a statement did not answer for is told apart by
 looking: settled already (a resent statement after a lost answer), locked by a stranger (tried
 again later, without holding up the rest), or lost (somebody else owns the task: nothing is
-written). A statement that fails for a reason of its own is split until the odd one stands alone.
+written). A statement that the server refuses is split until the odd one stands alone. Only if its
+own data are refused, twice, does the task end as dead; else it waits like a locked one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from delayq.database import is_transient
 from delayq.errors import DelayQError
+from delayq.failures import blames_the_row, is_worth_splitting
 from delayq.lease import Lease, Outcome, Settlement
 from delayq.log import hears_debug, log
 from delayq.store import Settled
@@ -50,6 +51,7 @@ class Settler:
         self._others: deque[Settlement] = deque()
         self._locked: list[tuple[int, int, Settlement]] = []  # heap: (when again, token, what)
         self._waits: dict[int, int] = {}  # how long a locked row was waited for last, by id
+        self._refused: set[int] = set()  # refused once for its own data
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -64,12 +66,14 @@ class Settler:
 
     def succeeded(self, lease: Lease) -> None:
         """The hot path: the handler returned."""
+        lease.drop_payload()
         self._succeeded.append(lease)
         if not self._noted or len(self._succeeded) > _QUEUE_LIMIT:
             self._note()
 
     def settle(self, settlement: Settlement) -> None:
         """Any other end of an attempt."""
+        settlement.lease.drop_payload()
         self._others.append(settlement)
         self._note()
 
@@ -186,18 +190,33 @@ class Settler:
             middle = len(batch) // 2
             await self._settle_others(batch[:middle])
             await self._settle_others(batch[middle:])
-            return
-        settlement = batch[0]
+        else:
+            await self._refuse(batch[0], error)
+
+    async def _refuse(self, settlement: Settlement, error: DelayQError) -> None:
         lease = settlement.lease
         log.bind(task_id=lease.id, kind=lease.kind, error=str(error)).error("settle.refused")
-        if settlement.outcome is Outcome.DEAD:
+        if self._may_pass_later(lease, error):
+            self._in_flight -= 1
+            self._wait_for_lock(settlement)
+        elif settlement.outcome is Outcome.DEAD:
             # even the plainest end is refused: let go; the row is found owned and not held
             self._in_flight -= 1
-            self._on_settled([(lease, None)])
-            return
-        reason = json.dumps({"attempt": lease.attempt, "error": type(error).__name__,
-                             "message": f"the outcome could not be stored: {error}"})  # fmt: skip
-        await self._settle_others([Settlement(lease, Outcome.DEAD, error=reason)])
+            self._over([(lease, None)])
+        else:
+            message = f"the outcome could not be stored: {error}"
+            reason = json.dumps(
+                {"attempt": lease.attempt, "error": type(error).__name__, "message": message}
+            )
+            await self._settle_others([Settlement(lease, Outcome.DEAD, error=reason)])
+
+    def _may_pass_later(self, lease: Lease, error: DelayQError) -> bool:
+        """It is not its own data that are refused, or it is the first time that they are."""
+        if not blames_the_row(error):
+            return True
+        first = lease.id not in self._refused
+        self._refused.add(lease.id)
+        return first
 
     async def _account(self, batch: list[Settlement], answers: dict[int, Settled]) -> None:
         over: list[tuple[Lease, Settled | None]] = []
@@ -213,33 +232,49 @@ class Settler:
         if unanswered:
             over += await self._tell_apart(unanswered)
         self._in_flight -= len(batch)
-        for lease, _ in over:
+        self._over(over)
+
+    def _over(self, ends: list[tuple[Lease, Settled | None]]) -> None:
+        for lease, _ in ends:
             self._waits.pop(lease.id, None)
-        self._on_settled(over)
+            self._refused.discard(lease.id)
+        self._on_settled(ends)
 
     async def _tell_apart(self, batch: list[Settlement]) -> list[tuple[Lease, Settled | None]]:
         resent = self._resent
-        ids = [s.lease.id for s in batch]
-        tokens = [s.lease.token for s in batch]
-        found = await self._insist(lambda: self._store.tell_apart(ids, tokens))
+        found = await self._look(batch)
         over: list[tuple[Lease, Settled | None]] = []
         for settlement in batch:
             lease = settlement.lease
             match found.get(lease.id, "lost"):
-                case "settled":
-                    self._count(settlement.outcome.value)
-                    over.append((lease, Settled(lease.id, settlement.outcome.value, None)))
                 case "running":
                     self._wait_for_lock(settlement)
-                case _ if resent and settlement.outcome in _GO_BACK:
+                case "lost" if resent and settlement.outcome in _GO_BACK:
                     # it finds its own first try: pending again, token gone; the hint has armed it
                     over.append((lease, None))
-                case _:
+                case "lost":
                     self._counters.leases_lost += 1
                     log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt,
                              node=self._store.incarnation).warning("lease.lost")  # fmt: skip
                     over.append((lease, None))
+                case verdict:  # settled already, perhaps otherwise than was asked
+                    self._count(verdict)
+                    self._tell(lease, verdict)
+                    over.append((lease, Settled(lease.id, verdict, None)))
         return over
+
+    async def _look(self, batch: list[Settlement]) -> dict[int, str]:
+        """What became of these, by id. One that cannot be looked at is sent again, as if locked."""
+        ids = [s.lease.id for s in batch]
+        tokens = [s.lease.token for s in batch]
+        try:
+            return await self._insist(lambda: self._store.tell_apart(ids, tokens))
+        except DelayQError as error:
+            log.bind(error=str(error), count=len(batch)).error("settle.look_refused")
+        if len(batch) == 1:
+            return {ids[0]: "running"}
+        middle = len(batch) // 2
+        return await self._look(batch[:middle]) | await self._look(batch[middle:])
 
     def _wait_for_lock(self, settlement: Settlement) -> None:
         waited_us = self._waits.get(settlement.lease.id, 0)
@@ -249,31 +284,23 @@ class Settler:
         heappush(self._locked, (again_us, settlement.lease.token, settlement))
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The answer, however often the database has to be asked; other refusals are raised."""
+        """The answer, however often the database has to be asked.
+
+        Raised is what may be about one row. All else is the database, the role, the password or
+        the schema: an outcome is kept until that is mended, and nobody's task ends for it.
+        """
         self._resent = False
         wait_s = _RETRY_FIRST_S
         while True:
             try:
                 return await call()
             except DelayQError as error:
-                if not is_transient(error) and await self._serves():
+                if is_worth_splitting(error):
                     raise
                 self._resent = True
                 log.bind(error=str(error)).warning("settle.retry")
             await asyncio.sleep(wait_s)
             wait_s = min(_RETRY_LONGEST_S, 2 * wait_s)
-
-    async def _serves(self) -> bool:
-        """Whether settling works as such: then it was a row that was refused.
-
-        Else it is the role, the password or the schema, and an outcome is kept until that is
-        mended: nobody's task may end as dead for it.
-        """
-        try:
-            await self._store.settle([], [], [], [], [], [], self._errors_kept)
-        except DelayQError:
-            return False
-        return True
 
     def _tell(self, lease: Lease, verdict: str) -> None:
         log.log(

@@ -1,7 +1,8 @@
 """The node's half of the rooms that speak SQL: one method a statement, nothing decided.
 
 Every actor gets a connection of its own, so a slow statement of one delays none of the others:
-lease, settle, sweep (window, overdue, adoption, upkeep), look (small reads, lone retries).
+lease, settle, sweep (window, overdue), look (small reads, lone retries), upkeep (adoption,
+partitions, pruning).
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ class Settled(NamedTuple):
 class RunningRow(NamedTuple):
     """One row in state running, whoever owns it."""
 
+    bucket: int
     id: int
     owner: int
     token: int
     deadline_us: int
-    cancel_requested: bool
+    execute_at_us: int
 
 
 @dataclass(slots=True)
@@ -96,11 +98,12 @@ class Store:
         self._settle = ControlConnection(database, incarnation, "settle")
         self._sweep = ControlConnection(database, incarnation, "sweep")
         self._look = ControlConnection(database, incarnation, "look")
+        self._upkeep = ControlConnection(database, incarnation, "upkeep")
         self._sql = {
             name: statement(name)
             for name in (
-                "activate adopt cancel_flags clock drain drop_partitions end_idempotency forget"
-                " hint_horizon holds lease leave look make_partitions overdue payload"
+                "activate adopt cancel_flags clock drain drop_partitions end_sessions forget"
+                " hint_horizon holds lease leave look make_partitions overdue payloads"
                 " prune_default prune_idempotency register running set_aside settle"
                 " settle_succeeded tell_apart window"
             ).split()
@@ -117,7 +120,7 @@ class Store:
             await connection.aclose()
 
     def _connections(self) -> tuple[ControlConnection, ...]:
-        return self._lease, self._settle, self._sweep, self._look
+        return self._lease, self._settle, self._sweep, self._look, self._upkeep
 
     # --- the life of a node ---------------------------------------------------------------
 
@@ -137,9 +140,13 @@ class Store:
         """Say that this node stops firing; peers take over at once."""
         await self._look.fetch(self._sql["drain"], self.incarnation)
 
-    async def leave(self) -> None:
-        """Remove this node's row."""
-        await self._look.fetch(self._sql["leave"], self.incarnation)
+    async def leave(self, handed_over: bool) -> None:
+        """Remove this node's row; if something is left, mark it dead: peers adopt that at once."""
+        await self._look.fetch(self._sql["leave"], self.incarnation, handed_over)
+
+    async def end_sessions(self) -> None:
+        """End the other sessions of this incarnation, and whatever statement they are in."""
+        await self._look.fetch(self._sql["end_sessions"], self.incarnation)
 
     async def hint_horizon_us(self) -> int:
         """How far ahead writes are hinted."""
@@ -176,10 +183,15 @@ class Store:
         rows = await self._look.fetch(self._sql["holds"], ids, nonce)
         return [(row[0], row[1]) for row in rows]
 
-    async def payload(self, task_id: int, token: int) -> str | None:
-        """A payload that was too long to come with the lease; None if the lease is lost."""
-        rows = await self._look.fetch(self._sql["payload"], task_id, token)
-        return rows[0][0] if rows else None
+    async def payloads(
+        self, ids: list[int], tokens: list[int], most_bytes: int
+    ) -> dict[int, str | None]:
+        """Payloads too long to come with the lease, by id; None for those beyond `most_bytes`.
+
+        At least one is not beyond. Those whose lease is lost are left out.
+        """
+        rows = await self._look.fetch(self._sql["payloads"], ids, tokens, most_bytes)
+        return {row[0]: row[1] for row in rows}
 
     async def look(self, ids: list[int]) -> list[Found]:
         """What became of these tasks; those that are live no more are left out."""
@@ -225,7 +237,7 @@ class Store:
         return [Settled(*row) for row in rows]
 
     async def tell_apart(self, ids: list[int], tokens: list[int]) -> dict[int, str]:
-        """For settlements without an answer: `settled`, `running` (locked) or `lost`, by id."""
+        """For settlements without an answer: the verdict, `running` (locked) or `lost`, by id."""
         rows = await self._look.fetch(self._sql["tell_apart"], ids, tokens)
         return {row[0]: row[1] for row in rows}
 
@@ -278,43 +290,48 @@ class Store:
 
     # --- orphans ---------------------------------------------------------------------------
 
-    async def running(self, beyond_id: int, until_us: int, limit: int) -> list[RunningRow]:
-        """A page of all running rows, by id."""
-        rows = await self._sweep.fetch(self._sql["running"], beyond_id, until_us, limit)
+    async def running(
+        self, after: tuple[int, int], until_bucket: int, until_us: int, limit: int
+    ) -> list[RunningRow]:
+        """Running rows beyond `after` (bucket, id), up to and with a bucket, by bucket and id."""
+        rows = await self._upkeep.fetch(self._sql["running"], *after, until_bucket, until_us, limit)
         return [RunningRow(*row) for row in rows]
 
     async def adopt(self, ids: list[int], overdue_us: int) -> list[Settled]:
         """Take over what dead or missing nodes ran, or live ones long past the deadline."""
-        rows = await self._sweep.fetch(self._sql["adopt"], ids, overdue_us)
+        rows = await self._upkeep.fetch(self._sql["adopt"], ids, overdue_us)
         return [Settled(*row) for row in rows]
 
-    async def forget(self, nodes: list[int], until_us: int) -> list[int]:
-        """Remove rows of dead nodes that no task refers to."""
-        return [row[0] for row in await self._sweep.fetch(self._sql["forget"], nodes, until_us)]
+    async def forget(self, nodes: list[int]) -> list[int]:
+        """Remove the rows of those of these nodes that are dead."""
+        return [row[0] for row in await self._upkeep.fetch(self._sql["forget"], nodes)]
 
     # --- upkeep ----------------------------------------------------------------------------
 
     async def make_partitions(self, days: int) -> list[str]:
         """The answers of `delayq.make_partitions`, from today on."""
-        rows = await self._sweep.fetch(self._sql["make_partitions"], days)
+        rows = await self._upkeep.fetch(self._sql["make_partitions"], days)
         return [row["answer"] for row in rows]
 
     async def drop_partitions(self, days: int) -> list[str]:
         """The answers of `delayq.drop_partitions` for history older than `days`."""
-        rows = await self._sweep.fetch(self._sql["drop_partitions"], days)
+        rows = await self._upkeep.fetch(self._sql["drop_partitions"], days)
         return [row["answer"] for row in rows]
 
-    async def prune(self, history_days: int, idempotency_days: int, rows: int) -> bool:
-        """One batch of each: the default partition, ended and expired idempotency rows.
+    async def prune_default(self, days: int, rows: int) -> bool:
+        """One batch of the default partition. True if it came back full: there may be more."""
+        counts = await self._upkeep.fetch(self._sql["prune_default"], days, rows)
+        return bool(counts[0][0] >= rows)
 
-        True if one of them came back full: there may be more.
+    async def prune_idempotency(
+        self, days: int, after: tuple[str, str], rows: int
+    ) -> tuple[str, str] | None:
+        """One page of idempotency rows beyond `after` (kind, key): note the ends, drop the old.
+
+        After which row the next page begins; None: that was the last one.
         """
-        counts = [
-            await self._sweep.fetch(self._sql["prune_default"], history_days, rows),
-            await self._sweep.fetch(self._sql["end_idempotency"], rows),
-            await self._sweep.fetch(self._sql["prune_idempotency"], idempotency_days, rows),
-        ]
-        return any(count[0][0] >= rows for count in counts)
+        ends = await self._upkeep.fetch(self._sql["prune_idempotency"], days, *after, rows)
+        return (ends[0][0], ends[0][1]) if ends else None
 
 
 def _array(numbers: list[int]) -> str:

@@ -2,8 +2,8 @@
 
 Two reads, each with watermarks of its own, so that neither holds up the other:
 
-* the *window*, from a moment ago up to the horizon, goes into the heaps of owner and understudy;
-* the *backlog*, everything older that this node owns, goes to the ready queue as fast as that
+* the *window*, from now up to the horizon, goes into the heaps of owner and understudy;
+* the *backlog*, what is due already and this node owns, goes to the ready queue as fast as that
   empties, and is never held in memory as a whole.
 
 What appears behind a watermark later is found by hints, by the re-check (rows of the loaded window
@@ -21,7 +21,7 @@ from delayq.log import log
 from delayq.ranks import BUCKETS, Role, Roles, bucket_of
 from delayq.store import Cursors, Page
 from delayq.timer_heap import Timer
-from delayq.window import BEGINNING_US, Watermarks, rest
+from delayq.window import BEGINNING_US, Start, Watermarks, rest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,9 +87,8 @@ class TimerManager:
         before = self._timers.roles.owned
         await self._timers.assume(roles)
         async with self._reading:
-            recent_us = self._recent_us()
-            self._window.watch(roles.owned | roles.understudied, gained, recent_us)
-            self._backlog.watch(roles.owned, gained | (roles.owned - before), BEGINNING_US)
+            self._window.watch(roles.owned | roles.understudied, gained, self._window_start())
+            self._backlog.watch(roles.owned, gained | (roles.owned - before))
             self._backlog_left = True
             await self._load()
 
@@ -173,13 +172,18 @@ class TimerManager:
             self._more.set()
 
     def _rewind(self, to_us: int) -> None:
-        self._window.rewind(max(to_us, self._recent_us()))
+        self._window.rewind(to_us, self._window_start())
         self._backlog.rewind(to_us)
         self._backlog_left = True
 
     def _recent_us(self) -> int:
-        """Where the window begins: what is older and was not seen by a sweep is backlog."""
+        """Since when rows may have appeared that the last sweep did not see."""
         return self._clock.now_us() - 2 * self._sweep_us
+
+    def _window_start(self) -> Start:
+        """What is due in an own bucket is backlog; an understudy also looks back a little."""
+        owned, now_us, recent_us = self._timers.roles.owned, self._clock.now_us(), self._recent_us()
+        return lambda bucket: now_us if bucket in owned else recent_us
 
     # --- the window ----------------------------------------------------------------------------
 
@@ -219,8 +223,8 @@ class TimerManager:
         for heap in (self._timers.owned, self._timers.standby):
             cut_us = heap.take_cut_us()
             if cut_us is not None:
-                self._window.rewind(cut_us)
-                if cut_us < self._recent_us():
+                self._window.rewind(cut_us, self._window_start())
+                if cut_us <= self._clock.now_us():
                     self._backlog.rewind(cut_us)
                     self._backlog_left = True
 
@@ -278,8 +282,9 @@ class TimerManager:
 
     def _offer_backlog(self, page: Page) -> None:
         gone, owned, role_of = self._dispatcher.gone, self._timers.owned, self._timers.roles.role
+        make = tuple.__new__  # a third of what the named tuple's own constructor costs
         self._dispatcher.offer(
-            Timer(task_id, at_us, kind, priority)
+            make(Timer, (task_id, at_us, kind, priority))
             for task_id, bucket, at_us, kind, priority in page.rows
             if task_id not in gone and task_id not in owned and role_of(kind, bucket) is Role.OWNER
         )

@@ -78,8 +78,7 @@ class Timers:
             self._arm_owned()
         elif role is Role.UNDERSTUDY:
             self.owned.discard(timer.id)
-            at_us = max(timer.at_us, self._clock.now_us())
-            self.standby.push(timer.id, at_us, timer.kind, timer.priority, make_room=True)
+            self._stand_by(timer, self._clock.now_us())
             self._arm_standby()
         else:
             self.forget(timer.id)
@@ -112,7 +111,7 @@ class Timers:
 
     def _hold_some(self, rows: Sequence[Row]) -> None:
         held, gone, role_of = self._dispatcher.held, self._dispatcher.gone, self.roles.role
-        owned, standby = self.owned.push, self.standby.push
+        owned = self.owned.push
         now_us = self._clock.now_us()
         for task_id, bucket, at_us, kind, priority in rows:
             if task_id in held or task_id in gone:
@@ -121,7 +120,15 @@ class Timers:
             if role is Role.OWNER:
                 owned(task_id, at_us, kind, priority, make_room=True)
             elif role is Role.UNDERSTUDY:
-                standby(task_id, max(now_us, at_us), kind, priority, make_room=True)
+                self._stand_by(Timer(task_id, at_us, kind, priority), now_us)
+
+    def _stand_by(self, timer: Timer, now_us: int) -> None:
+        """Armed at T, or when it was first loaded. It keeps its turn when it is read again: else a
+        pass over the table would put off what its owner has just failed to fire."""
+        at_us = max(now_us, timer.at_us)
+        armed_us = self.standby.at_of(timer.id)
+        if armed_us is None or not timer.at_us <= armed_us <= at_us:
+            self.standby.push(timer.id, at_us, timer.kind, timer.priority, make_room=True)
 
     # --- firing ------------------------------------------------------------------------------
 

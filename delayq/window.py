@@ -7,7 +7,7 @@ reads the slice that is loaded already for rows younger than the last sweep's sn
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,13 @@ from delayq.store import Cursors, Page
 BEGINNING_US: Final = EARLIEST_US
 """Before any task: the schema refuses earlier instants."""
 END_US: Final = LATEST_US
+
+Start = Callable[[int], int]
+"""From which instant on a bucket is read at all."""
+
+
+def _start(_bucket: int) -> int:
+    return BEGINNING_US
 
 
 @dataclass(slots=True)
@@ -39,24 +46,23 @@ class Watermarks:
         """The buckets that are watched."""
         return list(self._marks)
 
-    def watch(
-        self, buckets: Iterable[int], again: Iterable[int], from_us: int = BEGINNING_US
-    ) -> None:
-        """Watch just these; new ones, and those in `again`, are read from `from_us` on."""
+    def watch(self, buckets: Iterable[int], again: Iterable[int], start: Start = _start) -> None:
+        """Watch just these; new ones, and those in `again`, are read from their start on."""
         wanted = set(buckets)
         afresh = set(again)
         self._marks = {
-            bucket: Mark(from_us - 1)
+            bucket: Mark(start(bucket) - 1)
             if bucket in afresh or bucket not in self._marks
             else self._marks[bucket]
             for bucket in wanted
         }
 
-    def rewind(self, to_us: int = BEGINNING_US) -> None:
-        """Read again from `to_us` on, where the mark is beyond it."""
+    def rewind(self, to_us: int = BEGINNING_US, start: Start = _start) -> None:
+        """Read again from `to_us` on (not before the bucket's start), where the mark is beyond."""
         for bucket, mark in self._marks.items():
-            if mark.at_us >= to_us:
-                self._marks[bucket] = Mark(to_us - 1)
+            from_us = max(to_us, start(bucket))
+            if mark.at_us >= from_us:
+                self._marks[bucket] = Mark(from_us - 1)
 
     def edge_us(self) -> int:
         """Up to where every bucket is read. Far behind if there is none."""

@@ -18,8 +18,9 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 OLDEST_SERVER: Final = 14
 NEWEST_SERVER: Final = 18
 _S: Final = 1_000_000
-# What a node opens beside its effects and its clients: lease, settle, sweep, look, beat, listen.
-CONTROL_CONNECTIONS: Final = 6
+# What a node opens beside its effects and its clients: lease, settle, sweep, look, upkeep, beat,
+# listen.
+CONTROL_CONNECTIONS: Final = 7
 
 
 @dataclass(frozen=True, slots=True)

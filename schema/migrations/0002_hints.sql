@@ -39,7 +39,11 @@ begin
           into v_lines
           from unnest(p_ids, p_execute_at, p_priorities, p_kinds) as t(id, execute_at, priority, kind)
          where execute_at <= v_until;
-        v_bytes := octet_length(v_lines);
+        -- a kind with a line break in it cannot be listed: v_bytes stays null
+        if not exists (select from unnest(p_execute_at, p_kinds) as t(execute_at, kind)
+                        where execute_at <= v_until and kind collate "C" ~ '[\x01-\x1f\x7f]') then
+            v_bytes := octet_length(v_lines);
+        end if;
     end if;
     -- 8,000 bytes is the server's limit, and over it the caller's INSERT would fail
     if v_bytes <= 7500 then

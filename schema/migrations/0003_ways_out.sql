@@ -147,11 +147,28 @@ begin
      where (select count(*) from hinted) >= 0;
 end $$;
 
--- The last `kept` errors of a task, with `error` (a JSON object as text, or null) appended.
+-- As many of the last errors as the table's limit has room for; a stub if the last alone is too long.
+create function delayq.errors_that_fit(errors jsonb, kept integer) returns jsonb
+    language sql immutable parallel safe
+as $$
+    select coalesce(
+        (select fewer.list
+           from generate_series(0, kept - 1) as n
+          cross join lateral (select jsonb_path_query_array(errors, '$[last - $n to last]',
+                                                            jsonb_build_object('n', n))) as fewer(list)
+          where pg_column_size(fewer.list) <= 262144
+          order by n desc limit 1),
+        jsonb_build_array(jsonb_build_object('error', 'TooLong', 'message', 'the error was too long to keep')))
+$$;
+
+-- The last `kept` errors of a task, with `error` (a JSON object as text, or null) appended. Never
+-- longer than the table allows, or a failure would be refused for its own text.
 create function delayq.errors_with(errors jsonb, error text, kept integer) returns jsonb
     language sql immutable parallel safe
 as $$
     select case when error is null then errors
+                when pg_column_size(errors || error::jsonb) > 262144
+                    then delayq.errors_that_fit(errors || error::jsonb, kept)
                 else jsonb_path_query_array(errors || error::jsonb, '$[last - $n to last]',
                                             jsonb_build_object('n', kept - 1)) end
 $$;

@@ -34,7 +34,7 @@ begin
                            v_name, v_from, v_to);
             answer := 'made';
         exception
-            when lock_not_available then answer := 'locked';
+            when lock_not_available or deadlock_detected then answer := 'locked';
             when check_violation then answer := 'refused';
             -- another node was quicker; while both are at it the catalog's own index speaks first
             when duplicate_table or duplicate_object or unique_violation then answer := 'there';

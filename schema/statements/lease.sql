@@ -47,4 +47,4 @@ returning t.id,
           case when t.headers <> '{}' then t.headers::text end as headers,
           t.idempotency_key,
           t.priority,
-          t.leased_at
+          case when t.id = ($1::text::bigint[])[1] then t.leased_at end as leased_at

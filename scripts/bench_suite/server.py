@@ -53,6 +53,8 @@ class Ground:
     settings: Mapping[str, str]
     """DELAYQ_ variables that are not to be the defaults"""
     counts_statements: bool
+    own: bool
+    """False: somebody's server, where nothing is left behind"""
 
     @asynccontextmanager
     async def database(self, *, migrated: bool, counted: bool = False) -> AsyncIterator[Place]:
@@ -63,7 +65,7 @@ class Ground:
         name = f"bench_{os.getpid()}_{next(_numbers)}"
         await self.admin.execute(f'create database "{name}" template template0')
         try:
-            if counted and self.counts_statements:
+            if counted and self.counts_statements and self.own:
                 await self.admin.execute(
                     f"alter database \"{name}\" set pg_stat_statements.track = 'top'"
                 )
@@ -145,7 +147,9 @@ async def prepared(options: Options) -> AsyncIterator[Ground]:
         admin = await stack.enter_async_context(connected(dsn))
         runs = folder / "runs"
         runs.mkdir()
-        yield Ground(admin, dsn, runs, options.settings, await _count_statements(admin))
+        own = options.dsn is None
+        counts = await _count_statements(admin, own)
+        yield Ground(admin, dsn, runs, options.settings, counts, own)
 
 
 @contextmanager
@@ -169,9 +173,11 @@ def _server(folder: Path, pg_bin: Path | None) -> Iterator[str]:
         yield server.dsn
 
 
-async def _count_statements(admin: Connection) -> bool:
+async def _count_statements(admin: Connection, own: bool) -> bool:
+    """True if statements can be counted; else transactions are."""
     try:
-        await admin.execute("create extension if not exists pg_stat_statements")
+        if own:
+            await admin.execute("create extension if not exists pg_stat_statements")
         await admin.fetchval("select count(*) from pg_stat_statements")
     except asyncpg.PostgresError:
         return False

@@ -246,7 +246,7 @@ async def _all_statements(
         "lease": store.lease(pending, 5, TERMS, 0, 1000),
         "look": store.look(pending),
         "holds": store.holds(pending, 5),
-        "payload": store.payload(pending[0], 1),
+        "payloads": store.payloads(ids, tokens, 1 << 20),
         "cancel_flags": store.cancel_flags(ids),
         "tell_apart": store.tell_apart(ids, tokens),
         "settle": store.settle(
@@ -254,7 +254,7 @@ async def _all_statements(
         ),
         "settle_succeeded": store.settle_succeeded(ids, tokens, zeros),
         "adopt": store.adopt(ids, 0),
-        "running": store.running(0, now_us, 100),
+        "running": store.running((0, 0), 255, now_us, 100),
     }
     return {name: await statements.of(call) for name, call in calls.items()}
 

@@ -6,6 +6,7 @@ The judge's own clock is the test's: a TTL passes when the test says so.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from tests.rooms import ME, PEER, THIRD, add_node, run_by
 if TYPE_CHECKING:
     from delayq.database import Connection
     from delayq.settings import Settings
+    from tests.conftest import Logged
 
 TTL_S = 15.0
 ROOT = Path(__file__).parents[2]
@@ -195,6 +197,39 @@ def test_its_thread_ends_when_the_loop_of_the_node_is_gone(
     assert membership._thread is not None
     membership._thread.join(10)
     assert not membership._thread.is_alive()
+
+
+async def test_a_beat_that_fails_by_a_bug_is_a_failed_beat_and_the_next_one_goes_out(
+    conn: Connection, dsn: str, settings: Settings, monkeypatch: pytest.MonkeyPatch,
+    logged: list[Logged],
+) -> None:  # fmt: skip
+    await add_node(conn, ME)
+    async with seat(dsn, settings) as me:
+        heard = len(me.news)
+        with monkeypatch.context() as patched:
+            patched.setattr("delayq.membership._news", lambda *_args: json.loads("secret"))
+            me.membership.beat_soon()
+            await wait_for(lambda: _failures(logged), "a failed beat")
+            assert len(me.news) == heard
+        await wait_for(lambda: len(me.news) > heard, "the next one")
+    assert {event.fields["error"] for event in _failures(logged)} == {"JSONDecodeError"}
+
+
+async def test_a_thread_that_ends_by_itself_ends_the_incarnation(
+    conn: Connection, dsn: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(_self: Membership) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Membership, "_watch", broken)
+    await add_node(conn, ME)
+    async with seat(dsn, settings) as me:
+        await wait_for(lambda: "buried" in me.told, "the end of the incarnation")
+        assert not me.membership.may_fire()
+
+
+def _failures(logged: list[Logged]) -> list[Logged]:
+    return [event for event in logged if event.event == "beat.failed"]
 
 
 # --- burials ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from delayq.orphans import Orphanage
 from delayq.store import Settled
 from tests.helpers import advance_clock, connected, wait_for
-from tests.rooms import ME, PEER, THIRD, US, add_node, make_commons, observe, run_by
+from tests.rooms import ME, PEER, THIRD, add_node, id_in, make_commons, observe, run_by, swap
 
 if TYPE_CHECKING:
     from delayq.commons import Commons
@@ -219,17 +219,31 @@ async def test_a_lock_that_is_let_go_a_moment_later_costs_a_moment_and_not_a_min
 async def test_a_row_that_cannot_be_taken_in_does_not_keep_the_others_out(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
-    """Its errors were filled by hand to the brim: appending one breaks the table's limit."""
     async with home(conn, database, settings) as me:
         await run_by(conn, PEER, range(1, 11))
+        await conn.execute(
+            "alter table delayq.tasks add constraint stuck check (id <> 4 or state = 'running')"
+        )
+        assert await me.check() == [1, 2, 3, 5, 6, 7, 8, 9, 10]
+        assert (await rows(conn))[4]["state"] == "running"
+
+
+async def test_a_row_whose_errors_are_full_is_taken_in_like_any_other(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    """Filled by hand to the brim: what does not fit beside the new one makes room for it."""
+    async with home(conn, database, settings) as me:
+        await run_by(conn, PEER, [1, 2])
         await conn.execute(
             "update delayq.tasks set errors = ("
             " select jsonb_build_array(string_agg(md5(i::text), ''))"
             "   from generate_series(1, 8191) as i)"
-            " where id = 4"
+            " where id = 1"
         )
-        assert await me.check() == [1, 2, 3, 5, 6, 7, 8, 9, 10]
-        assert (await rows(conn))[4]["state"] == "running"
+        assert await me.check() == [1, 2]
+        for row in (await rows(conn)).values():
+            (error,) = row["errors"]
+            assert (row["state"], error["error"]) == ("pending", "NodeLost")
 
 
 # --- deadlines of nodes that live -------------------------------------------------------------
@@ -343,16 +357,76 @@ async def test_a_node_that_lives_keeps_its_row_whatever_somebody_believes(
         assert await exists(conn, ME)
 
 
-async def test_after_the_clock_was_set_back_orphans_are_found_when_they_are_due(
+# --- how they are looked for ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [1, 2, 7, 1_000])
+async def test_a_pass_misses_nothing_whatever_the_size_of_its_pages(
+    conn: Connection, database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch,
+    page: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("delayq.orphans._PAGE", page)
+    monkeypatch.setattr("delayq.orphans._SLOW_US", 0)  # every page is slow: fewer buckets each
+    ids = [id_in(bucket, nr) for bucket in (0, 1, 128, 255) for nr in range(1, 6)]
+    async with home(conn, database, settings) as me:
+        await run_by(conn, PEER, [*ids, -5])
+        assert await me.check() == sorted([*ids, -5])
+
+
+async def test_with_a_backlog_each_page_of_a_pass_reads_few_buckets_and_without_one_it_is_one(
+    conn: Connection, database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    async with home(conn, database, settings) as me:
+        store = me.commons.store
+
+        async def counted(after: tuple[int, int], until_bucket: int, *rest: int) -> Any:
+            asked.append(until_bucket - after[0] + 1)
+            return await real(after, until_bucket, *rest)
+
+        real = swap(store, "running", counted)
+        monkeypatch.setattr("delayq.orphans._SLOW_US", 0)
+        await me.check()
+        assert asked[:3] == [16, 1, 1]
+        assert sum(asked) == 256
+        monkeypatch.setattr("delayq.orphans._SLOW_US", 10**9)
+        monkeypatch.setattr("delayq.orphans._QUICK_US", 10**9)
+        asked.clear()
+        await me.check()
+        assert asked[:3] == [1, 2, 4]
+        asked.clear()
+        await me.check()
+        assert asked == [256]
+
+
+async def test_after_the_clock_was_set_back_orphans_are_found_at_once_and_fire_when_they_are_due(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
     """Their instants lie in the future then, and the promise not to be early holds for them."""
     async with home(conn, database, settings) as me:
         await run_by(conn, PEER, [1])
+        await add_node(conn, PEER, "dead")
+        me.knows(dead=[PEER])
         await advance_clock(conn, -3_600)
         await observe(me.commons)
-        assert await me.check() == []
-        await advance_clock(conn, 3_600)
-        await observe(me.commons)
         assert await me.check() == [1]
-        assert me.commons.database_clock.now_us() > US
+        assert (await rows(conn))[1]["wait_s"] == pytest.approx(3_600, abs=60)
+        assert await exists(conn, PEER)  # a task referred to it
+        await me.check()
+        assert not await exists(conn, PEER)
+
+
+async def test_a_node_that_came_after_the_clock_was_set_back_finds_them_too(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    """By the rows of the other nodes: whatever they ran was due before they would expire."""
+    await run_by(conn, PEER, [1])
+    await advance_clock(conn, -3_600)
+    async with home(conn, database, settings) as me:
+        assert await me.check() == []
+        due = "select max(delayq.micros(execute_at)) from delayq.tasks"
+        me.orphans.reach(await conn.fetchval(due))
+        assert await me.check() == [1]
+        # what runs is due by now again: no need to look further than that any more
+        await me.check()
+        assert me.orphans._latest_us == 0

@@ -47,7 +47,8 @@ async def test_every_other_function_pins_its_search_path_unless_it_is_plain_sql(
     conn: Connection,
 ) -> None:
     loose = await conn.fetch(
-        "select p.oid::regprocedure::text as name from pg_proc p join pg_language l on l.oid = p.prolang"
+        "select p.oid::regprocedure::text as name"
+        "  from pg_proc p join pg_language l on l.oid = p.prolang"
         " where p.pronamespace = 'delayq'::regnamespace and (l.lanname <> 'sql' or p.prosecdef)"
         "   and not coalesce(array_to_string(p.proconfig, ',') like '%search_path=%', false)"
     )
@@ -56,8 +57,10 @@ async def test_every_other_function_pins_its_search_path_unless_it_is_plain_sql(
 
 async def test_no_index_knows_of_states_or_leases(conn: Connection) -> None:
     """Any index or predicate on a column that a lease changes makes it five times slower."""
-    indexes = [row["indexdef"] for row in await conn.fetch(
-        "select indexdef from pg_indexes where schemaname = 'delayq' and tablename = 'tasks'")]  # fmt: skip
+    rows = await conn.fetch(
+        "select indexdef from pg_indexes where schemaname = 'delayq' and tablename = 'tasks'"
+    )
+    indexes = [row["indexdef"] for row in rows]
     changed = (
         "state lease_owner lease_token leased_at deadline_at attempt attempt_limit"
         " cancel_requested interruptions errors"
@@ -75,6 +78,16 @@ async def test_a_lease_does_not_lengthen_its_row(conn: Connection, database: Dat
         "   and (column_name like 'lease%' or column_name in ('deadline_at', 'attempt_limit'))"
     )
     assert nullable == []
+
+
+async def test_live_tasks_are_one_plain_table_with_unique_keys(conn: Connection) -> None:
+    """Partitioned by bucket it could hold neither the primary key nor the unique key."""
+    kind = "select relkind from pg_class where oid = 'delayq.tasks'::regclass"
+    assert await conn.fetchval(kind) == b"r"
+    unique = await conn.fetch(
+        "select indexdef from pg_indexes where tablename = 'tasks' and indexdef like '%UNIQUE%'"
+    )
+    assert any("(kind, key)" in row["indexdef"] for row in unique)
 
 
 async def test_hand_written_ids_are_refused_since_they_would_collide_later(
@@ -218,7 +231,7 @@ async def test_history_keeps_the_token_so_that_settled_and_lost_can_be_told_apar
     await commons.store.settle([2], [tokens[2]], [0], ["dead"], [None], [None], 5)
     await conn.execute("update delayq.tasks set lease_token = 5 where id = 3")
     found = await commons.store.tell_apart(list(tokens), list(tokens.values()))
-    assert found == {1: "settled", 2: "settled", 3: "lost", 4: "running"}
+    assert found == {1: "succeeded", 2: "dead", 3: "lost", 4: "running"}
     stale = await commons.store.tell_apart([1], [tokens[1] + 1])
     assert stale == {1: "lost"}
     await commons.store.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from delayq.commons import Commons
     from delayq.database import Connection, Database
     from delayq.settings import Settings
+    from tests.conftest import Logged
 
 
 @dataclass
@@ -357,6 +359,77 @@ async def test_a_success_that_is_refused_for_its_row_is_dead_and_the_others_succ
         assert (await finals(conn))[17] == "dead"
 
 
+def refused(state: str, constraint: str = "") -> DatabaseError:
+    error = DatabaseError(f"refused (SQLSTATE {state})")
+    error.sqlstate, error.constraint = state, constraint
+    return error
+
+
+async def test_a_settlement_that_something_else_refuses_is_kept_and_holds_up_nobody(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 40)
+        mended = asyncio.Event()
+
+        async def settle(ids: list[int], *args: Any) -> Any:
+            if 17 in ids and not mended.is_set():
+                raise refused("XX001")
+            return await real(ids, *args)
+
+        real = swap(at.commons.store, "settle", settle)
+        for one in leases:
+            at.settler.settle(Settlement(one, Outcome.DEAD, None, '{"error": "E"}'))
+        await at.ends(*(i for i in range(1, 41) if i != 17))
+        assert 17 not in at.over
+        mended.set()
+        await at.flushed()
+        assert at.over[17] == "dead"
+        assert not at.settler._waits
+        assert not at.settler._refused
+
+
+@pytest.mark.parametrize("always", [True, False])
+async def test_what_cannot_be_told_apart_is_kept_and_sent_again(
+    conn: Connection, database: Database, settings: Settings, always: bool
+) -> None:
+    """Three leases are lost; of one of them history cannot be read (for a while)."""
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 3)
+        await conn.execute("update delayq.tasks set lease_token = 5")
+        looks: list[int] = []
+
+        async def tell_apart(ids: list[int], *args: Any) -> Any:
+            looks.append(len(ids))
+            if 2 in ids and (always or len(looks) < 8):
+                raise refused("XX001")
+            return await real(ids, *args)
+
+        real = swap(at.commons.store, "tell_apart", tell_apart)
+        for one in leases:
+            at.settler.succeeded(one)
+        await at.ends(1, 3)
+        await wait_for(lambda: len(looks) > 6, "it is looked at again")
+        assert len(at.settler) == 1 or not always
+        if not always:
+            await at.flushed()
+            assert at.over == {1: None, 2: None, 3: None}
+
+
+async def test_a_last_retry_whose_answer_was_lost_is_told_as_dead(
+    conn: Connection, database: Database, settings: Settings, logged: list[Logged]
+) -> None:
+    async with office(conn, database, settings) as at:
+        (one, *_) = await leased(conn, at)
+        await conn.execute("update delayq.tasks set attempt_limit = 1")
+        failing(at, "settle", DatabaseTimeout("no answer"), after=True)
+        at.settler.settle(Settlement(one, Outcome.RETRY, 0, '{"error": "E"}'))
+        await at.flushed()
+        assert at.over == {1: "dead"}
+        assert (at.commons.counters.dead, at.commons.counters.retried) == (1, 0)
+    assert [event.level for event in logged if event.event == "task.dead"] == ["WARNING"]
+
+
 async def test_if_even_the_plainest_end_is_refused_the_settler_lets_go_and_goes_on(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
@@ -426,6 +499,28 @@ async def test_callers_are_held_back_while_too_much_waits(
         await at.flushed()
         assert not at.settler.full
         assert len(at.over) == 60
+
+
+async def test_what_waits_to_be_settled_pins_no_payload(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        await add_tasks(conn, [1, 2], after_s=-1)
+        await conn.execute(
+            "update delayq.tasks set priority = 3,"
+            " payload = jsonb_build_object('text', repeat('x', 9000))"
+        )
+        one, other = await lease(at.commons, [1, 2])
+        assert len(one.payload or "") > 9_000
+        at.settler.succeeded(one)
+        at.settler.settle(Settlement(other, Outcome.RETRY, 60_000_000, '{"error": "E"}'))
+        for waiting in (one, other):
+            held = gc.get_referents(waiting, waiting._row)
+            assert not [part for part in held if isinstance(part, str) and len(part) > 1_000]
+            assert (waiting.attempt, waiting.priority, waiting.idempotency_key) == (1, 3, None)
+            assert (waiting.timeout_ms, waiting.misfire_grace_ms) == (None, None)
+            assert waiting.due_us == waiting.execute_us
+        await at.flushed()
 
 
 async def test_flushing_waits_for_what_is_in_flight_and_for_what_is_locked(

@@ -363,9 +363,9 @@ async def test_a_step_of_the_databases_clock_rearms_the_timers(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
     async with desk(database, settings) as at:
-        await add_tasks(conn, [1], after_s=10)
+        await add_tasks(conn, [1], after_s=14)  # longer than anybody here is willing to wait
         await at.rank()
-        await advance_clock(conn, 11)
+        await advance_clock(conn, 15)
         await at.observe()
         await wait_for(lambda: at.firing.offered == [1], "the task fires after the step")
         await add_tasks(conn, [2], after_s=2)
@@ -515,7 +515,15 @@ async def listening(at: Desk, database: Database) -> AsyncIterator[list[str]]:
     listener = Listener(
         database,
         at.commons.node,
-        Hearers(at.timers.hear, ignore, ignore, ignore, ignore, lambda: made.append("listening")),
+        Hearers(
+            due=at.timers.hear,
+            scan=ignore,
+            garbled=ignore,
+            cancel=ignore,
+            membership=ignore,
+            kind=ignore,
+            listening=lambda: made.append("listening"),
+        ),
     )
     task = asyncio.create_task(listener.run())
     try:

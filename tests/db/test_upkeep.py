@@ -7,13 +7,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.helpers import advance_clock, connected
+from delayq.upkeep import Upkeep
+from tests.helpers import advance_clock, connected, wait_for, wait_until_blocked
 from tests.nodes import Application, eventually, life
-from tests.rooms import ME, add_node, add_tasks, lease, make_commons
+from tests.rooms import ME, add_node, add_tasks, lease, make_commons, swap
 
 if TYPE_CHECKING:
     from delayq.commons import Commons
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from delayq.store import Store
 
 DAY_S = 86_400.0
-NEVER = 10**6  # days
 
 
 @pytest.fixture
@@ -40,6 +40,12 @@ def store(commons: Commons) -> Store:
     return commons.store
 
 
+OLD_KEYS = """
+    insert into delayq.idempotency (kind, idempotency_key, task_id, scheduled_at, ended_at)
+    select 'mail', lpad(i::text, 5, '0'), -i, '2001-01-01 00:00+00',
+           case when i % 2 = 0 then timestamptz '2002-01-01 00:00+00' end
+      from generate_series(1, $1::int) as i
+"""
 _next_id = iter(range(1, 10**9))
 
 
@@ -146,6 +152,25 @@ async def test_two_nodes_that_make_partitions_at_once_do_not_fail(
     await other.store.aclose()
 
 
+async def test_a_deadlock_over_a_partition_is_a_lock_that_was_not_to_be_had(
+    conn: Connection, dsn: str
+) -> None:
+    await advance_clock(conn, 20 * DAY_S)
+    async with connected(dsn) as stranger, connected(dsn) as node:
+        mine, theirs = node.transaction(), stranger.transaction()
+        await theirs.start()
+        await stranger.execute("lock table delayq.task_history in access exclusive mode")
+        await mine.start()
+        await node.execute("set local deadlock_timeout = '1ms'; lock table delayq.kinds")
+        crossing = asyncio.ensure_future(stranger.execute("lock table delayq.kinds"))
+        await wait_until_blocked(conn, "lock table")
+        rows = await node.fetch("select answer from delayq.make_partitions(1)")
+        assert {row["answer"] for row in rows} == {"locked"}
+        await mine.commit()
+        await crossing
+        await theirs.rollback()
+
+
 # --- the net ----------------------------------------------------------------------------------
 
 
@@ -187,11 +212,11 @@ async def test_the_net_is_emptied_by_age_one_batch_at_a_time(
     old = await settle(conn, commons, 25)
     await advance_clock(conn, 8 * DAY_S)
     (young,) = await settle(conn, commons)
-    assert await commons.store.prune(7, NEVER, 10)
+    assert await commons.store.prune_default(7, 10)
     left = "select count(*) from delayq.task_history_default where id = any($1)"
     assert await conn.fetchval(left, old) == 15
-    assert await commons.store.prune(7, NEVER, 10)
-    assert not await commons.store.prune(7, NEVER, 10)
+    assert await commons.store.prune_default(7, 10)
+    assert not await commons.store.prune_default(7, 10)
     assert await conn.fetchval(left, old) == 0
     assert await home_of(conn, young) == "task_history_default"
 
@@ -276,7 +301,8 @@ async def test_no_live_and_no_dead_task_is_ever_dropped_by_age(
     for _ in range(3):
         await commons.store.make_partitions(7)
         await commons.store.drop_partitions(1)
-        await commons.store.prune(1, 1, 10)
+        await commons.store.prune_default(1, 10)
+        await commons.store.prune_idempotency(1, ("", ""), 10)
     assert await conn.fetchval("select count(*) from delayq.tasks") == 3
     assert await conn.fetchval("select count(*) from delayq.dead_tasks") == 1
     assert await conn.fetchval("select count(*) from delayq.task_history") == 0
@@ -299,7 +325,7 @@ async def ask(conn: Connection, key: str, delay: str = "0") -> tuple[int, bool]:
 
 async def prune(store: Store, times: int = 2, days: int = 30) -> None:
     for _ in range(times):
-        await store.prune(7, days, 1_000)
+        assert await store.prune_idempotency(days, ("", ""), 1_000) is None
 
 
 async def remembered(conn: Connection) -> set[str]:
@@ -368,6 +394,93 @@ async def test_a_successor_that_waits_behind_a_running_task_keeps_its_idempotenc
     assert await ask(conn, "i") == (follow_up, False)
 
 
+async def test_the_walk_through_the_keys_goes_by_pages_and_passes_over_those_that_live(
+    conn: Connection, commons: Commons
+) -> None:
+    """However many of them still wait: a page reads as many rows as it is long."""
+    await conn.execute(OLD_KEYS, 95)
+    for nr in (10, 50, 90):
+        await add_tasks(conn, [nr], after_s=3_600)
+        await conn.execute(
+            "update delayq.idempotency set task_id = -task_id where task_id = -$1::int", nr
+        )
+    pages, after = 0, ("", "")
+    while (then := await commons.store.prune_idempotency(30, after, 10)) is not None:
+        assert then > after
+        pages, after = pages + 1, then
+    assert pages == 9
+    kept = {nr for nr in range(1, 96) if nr % 2 or nr in (10, 50, 90)}
+    assert {int(key) for key in await remembered(conn)} == kept
+    unnoticed = "select count(*) from delayq.idempotency where ended_at is null"
+    assert await conn.fetchval(unnoticed) == 0
+
+
+async def test_a_round_is_bounded_in_time_and_the_next_one_goes_on_where_it_ended(
+    conn: Connection, commons: Commons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.upkeep._ROWS", 10)
+    await conn.execute(OLD_KEYS, 100)
+    upkeep = Upkeep(commons)
+    walk = commons.store.prune_idempotency
+
+    async def slow(*args: Any) -> Any:
+        monkeypatch.setattr("delayq.upkeep._ROUND_US", 0)  # its time is over by then
+        now_us = commons.clock.monotonic_us()
+        await wait_for(lambda: commons.clock.monotonic_us() > now_us + 20_000, "some time")
+        return await walk(*args)
+
+    swap(commons.store, "prune_idempotency", slow)
+    for left in (95, 90, 85):
+        monkeypatch.setattr("delayq.upkeep._ROUND_US", 20_000)
+        await upkeep.run()
+        assert len(await remembered(conn)) == left
+    monkeypatch.setattr("delayq.upkeep._ROUND_US", 10**9)
+    swap(commons.store, "prune_idempotency", walk)
+    await upkeep.run()
+    assert len(await remembered(conn)) == 50
+
+
+async def test_a_walk_that_is_over_begins_again_after_an_hour(
+    conn: Connection, commons: Commons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upkeep, walks = Upkeep(commons), list[int]()
+    walk = commons.store.prune_idempotency
+
+    async def counted(*args: Any) -> Any:
+        walks.append(1)
+        return await walk(*args)
+
+    swap(commons.store, "prune_idempotency", counted)
+    await upkeep.run()
+    await upkeep.run()
+    assert len(walks) == 1
+    monkeypatch.setattr("delayq.upkeep._WALK_EVERY_US", 0)
+    await upkeep.run()
+    assert len(walks) == 2
+    assert await remembered(conn) == set()
+
+
+async def test_upkeep_and_orphans_keep_no_timer_waiting(conn: Connection, commons: Commons) -> None:
+    """Whatever takes long there has a connection of its own."""
+    store = commons.store
+    async with store._upkeep._turn:
+        slow = [
+            asyncio.ensure_future(call)
+            for call in (
+                store.make_partitions(1), store.drop_partitions(7), store.prune_default(7, 10),
+                store.prune_idempotency(30, ("", ""), 10), store.forget([]), store.adopt([], 0),
+                store.running((0, 0), 255, 0, 10),
+            )
+        ]  # fmt: skip
+        await add_tasks(conn, [1], after_s=-1)
+        now_us = commons.database_clock.now_us()
+        (found,) = await store.overdue([1], 0, now_us, ["mail"], [], 10)
+        assert found.id == 1
+        assert len(await lease(commons, [1])) == 1
+        assert not [call for call in slow if call.done()]
+    await asyncio.gather(*slow)
+
+
 async def test_one_round_of_upkeep_prunes_as_much_as_came_in_since_the_last(
     conn: Connection, settings: Settings
 ) -> None:
@@ -378,14 +491,9 @@ async def test_one_round_of_upkeep_prunes_as_much_as_came_in_since_the_last(
     async def mail() -> None:
         return None
 
-    await conn.execute(
-        "insert into delayq.idempotency (kind, idempotency_key, task_id, scheduled_at, ended_at)"
-        " select 'mail', i::text, -i, '2001-01-01 00:00+00',"
-        "        case when i % 2 = 0 then timestamptz '2002-01-01 00:00+00' end"
-        "   from generate_series(1, 12000) as i"
-    )
+    await conn.execute(OLD_KEYS, 12_000)
     async with application.node() as node:
-        await life(node)._upkeep()
+        await life(node)._upkeep.run()
         assert await conn.fetchval(
             "select count(*) filter (where ended_at is null) from delayq.idempotency"
         ) == 0  # fmt: skip

@@ -86,8 +86,11 @@ async def test_all_nodes_are_replaced_one_after_another(
 async def test_the_whole_promise(
     conn: Connection, dsn: str, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """2,000 tasks over 20 s, three nodes, default settings: the 99th percentile within 10 ms (of
-    a bare timer: other programs on this machine are not our doing)."""
+    """2,000 tasks over 20 s, three nodes, default settings: the 99th percentile within 10 ms.
+
+    What other programs on this machine add is measured by a bare timer and granted three times,
+    since a task waits for a processor three times: in the node, in the server, in the node.
+    """
     async with crew(conn, dsn, tmp_path, short=False) as them:
         nodes = await them.start_many(3)
         ids = await spread(conn, "brief", 2000, first_s=1, every_ms=10, payload='{"ms": 50}')
@@ -101,7 +104,7 @@ async def test_the_whole_promise(
     high, high_bare = percentile(lateness, 0.99), percentile(bare, 0.99)
     with capsys.disabled():
         print(f"\n{what}: {_figures(lateness)}; a bare timer: {_figures(bare)}")  # noqa: T201
-    assert high < 10_000 + high_bare
+    assert high < 10_000 + 3 * max(0, high_bare - 1_000)
 
 
 def _figures(values: Iterable[int]) -> str:

@@ -19,7 +19,15 @@ from delayq.errors import (
     SchemaMissing,
     TransactionConflict,
 )
-from delayq.failures import is_transient, sqlstate_of, translate, translated
+from delayq.failures import (
+    blames_the_row,
+    is_transient,
+    is_worth_splitting,
+    sqlstate_of,
+    stems_from_conflict,
+    translate,
+    translated,
+)
 
 MARKER = "planted-marker"
 
@@ -68,6 +76,65 @@ def test_each_code_of_the_server_has_its_class_and_may_or_may_not_be_tried_again
     assert type(translate(error)) is kind
     assert is_transient(error) is transient
     assert is_transient(translate(error)) is transient
+
+
+@pytest.mark.parametrize(
+    ("error", "splits", "blames"),
+    [
+        (_server_error("22003"), True, True),
+        (_server_error("22P05"), True, True),
+        (asyncpg.DataError("the driver's own refusal"), True, True),
+        (_server_error("23514", n="payload_is_bounded"), True, True),
+        (_server_error("23502", c="payload"), True, True),
+        (_server_error("23514"), True, False),  # no partition of history takes the row
+        (_server_error("P0001"), True, False),
+        (_server_error("42P01", 'relation "theirs" does not exist'), True, False),
+        (_server_error("54000"), True, False),
+        (_server_error("XX001"), True, False),
+        (_server_error("28P01"), False, False),
+        (_server_error("3D000"), False, False),
+        (_server_error("40P01"), False, False),
+        (_server_error("42501"), False, False),
+        (_server_error("42P01", 'relation "delayq.tasks" does not exist'), False, False),
+        (_server_error("53100"), False, False),
+        (_server_error("57014"), False, False),
+        (_server_error("57P04"), False, False),
+        (TimeoutError(), False, False),
+        (asyncpg.InterfaceError("misused"), False, False),
+        (DatabaseError("the session settings do not take"), False, False),
+        (InvalidArgument("dsn", "no"), False, False),
+        (ValueError("22003"), False, False),
+    ],
+    ids=repr,
+)
+def test_only_data_that_are_refused_are_a_rows_own_fault(
+    error: Exception, splits: bool, blames: bool
+) -> None:
+    assert (is_worth_splitting(error), blames_the_row(error)) == (splits, blames)
+    if not isinstance(error, ValueError):  # else it is no error of the database at all
+        told = translate(error)
+        assert (is_worth_splitting(told), blames_the_row(told)) == (splits, blames)
+
+
+def _after(first: Exception, **how: Exception) -> Exception:
+    """An error that was raised from, or while handling, another one."""
+    error = ValueError()
+    error.__cause__, error.__context__ = how.get("cause"), first
+    return error
+
+
+def test_a_conflict_is_found_behind_what_was_raised_because_of_it() -> None:
+    conflict = TransactionConflict("deadlock")
+    assert stems_from_conflict(conflict)
+    assert stems_from_conflict(_after(KeyError(), cause=conflict))
+    assert stems_from_conflict(_after(_after(conflict)))
+    assert stems_from_conflict(BaseExceptionGroup("", [ValueError(), conflict]))
+    assert not stems_from_conflict(None)
+    assert not stems_from_conflict(_after(KeyError()))
+    assert not stems_from_conflict(BaseExceptionGroup("", [ValueError(), KeyError()]))
+    circle = ValueError()
+    circle.__cause__ = circle
+    assert not stems_from_conflict(circle)
 
 
 @pytest.mark.parametrize("state", ["22003", "22P02", "23514", "42601", "40001", "P0001", "XX000"])

@@ -30,8 +30,8 @@ class Heard:
             return lambda *args: self.calls.append((name, *args))
 
         return Hearers(
-            note("due"), note("scan"), note("cancel"), note("membership"), note("kind"),
-            note("listening"),
+            note("due"), note("scan"), note("garbled"), note("cancel"), note("membership"),
+            note("kind"), note("listening"),
         )  # fmt: skip
 
 
@@ -111,23 +111,23 @@ def test_nonsense_is_passed_over(text: str) -> None:
         f"{'9' * 21}:1:1:a",
     ],
 )
-def test_a_line_that_cannot_be_read_means_a_scan_and_the_others_still_count(line: str) -> None:
+def test_a_line_that_cannot_be_read_is_told_and_the_others_still_count(line: str) -> None:
     good = "7:1790000000000000:0:mail"
     heard = hear(f"due\n{line}\n{good}")
-    assert heard.calls == [("due", [Timer(7, 1_790_000_000_000_000, "mail", 0)]), ("scan", 0)]
-    assert hear(f"due\n{line}").calls == [("scan", 0)]
+    assert heard.calls == [("due", [Timer(7, 1_790_000_000_000_000, "mail", 0)]), ("garbled",)]
+    assert hear(f"due\n{line}").calls == [("garbled",)]
 
 
-def test_a_kind_with_a_line_break_in_it_is_found_by_the_scan() -> None:
+def test_a_line_break_in_a_kind_is_told_as_a_line_that_cannot_be_read() -> None:
     heard = hear("due\n7:1790000000000000:0:two\nlines")
-    assert heard.calls[-1] == ("scan", 0)
+    assert heard.calls[-1] == ("garbled",)
 
 
-def test_a_message_of_more_lines_than_the_schema_sends_is_cut_and_scanned() -> None:
+def test_a_message_of_more_lines_than_the_schema_sends_is_cut_and_told() -> None:
     heard = hear("due\n" + "\n".join(f"{nr}:1790000000000000:0:a" for nr in range(1_000)))
-    (_, timers), scan = heard.calls
+    (_, timers), doubt = heard.calls
     assert len(timers) == 200
-    assert scan == ("scan", 0)
+    assert doubt == ("garbled",)
 
 
 @hypothesis_settings(max_examples=500, deadline=None)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _SETTLE_S = 6.0
 """joining, and the first sweep after it, are no idling"""
+_FLUSH_S = 15.0
+"""a session that idles tells how many transactions it had only after ten seconds"""
 _POLL_S = 2.0
 # As any client in any language would write them.
 _FILL = """
@@ -40,7 +42,7 @@ async def run(ground: Ground, sizes: Sizes) -> Sample:
             for i in range(sizes.idle_nodes)
         ]
         await active(place, workers)
-        await asyncio.sleep(_SETTLE_S)
+        await asyncio.sleep(_SETTLE_S if ground.counts_statements else _FLUSH_S)
         seconds = sizes.idle_seconds + 2 * _POLL_S
         polling = asyncio.create_task(
             pollers.ask("poll", dsn=other.dsn, seconds=seconds, pollers=sizes.idle_nodes)
