@@ -289,8 +289,11 @@ class Dispatcher:
                         [None] * len(held),
                         5,
                     )
-            except DelayQError:
-                continue
+            except DelayQError as refused:
+                if is_transient(refused):
+                    continue
+                # what it holds, if anything, is found owned and not held by the orphan check
+                log.bind(error=str(refused)).error("lease.not_given_back")
             break
         self._missed(timers, set())
 

@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Final
 
 from delayq.control import set_instant_codec
@@ -64,21 +65,24 @@ class Listener:
 
     async def run(self) -> None:
         """Listen until cancelled."""
-        wait_s = _RETRY_FIRST_S
+        wait_s = 0.0
         while True:
+            await asyncio.sleep(wait_s * (0.5 + random.random()))
+            # the first try again comes at once; later ones back off until a connection has lasted
+            wait_s = min(_RETRY_LONGEST_S, max(_RETRY_FIRST_S, 2 * wait_s))
             try:
                 link = await self._connect()
             except DelayQError as error:
                 log.bind(error=str(error)).warning("listen.retry")
-                await asyncio.sleep(wait_s * (0.5 + random.random()))
-                wait_s = min(_RETRY_LONGEST_S, 2 * wait_s)
                 continue
-            wait_s = _RETRY_FIRST_S
+            since_s = monotonic()
             try:
                 self._hearers.listening()
                 await self._stay(link)
             finally:
                 await close(link.conn)
+            if monotonic() - since_s > _RETRY_LONGEST_S:
+                wait_s = 0.0
 
     async def _connect(self) -> _Link:
         conn = await self._database.connect_control(self._incarnation, "listen")
