@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -72,8 +72,8 @@ class Executor:
         self._threads = threads
         self._on_over = on_over  # told of leases that end without a settlement
         self._some_running = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._watched = False  # the watch knows that something runs
+        self._drained: asyncio.Event | None = None  # somebody waits until nothing runs
         self._stopping: Interruption | None = None
 
     # --- what others ask of it ---------------------------------------------------------------
@@ -106,7 +106,8 @@ class Executor:
         for lease in left:
             lease.interruption = Interruption.LOST
         self.running.clear()
-        self._idle.set()
+        if self._drained is not None:
+            self._drained.set()
         return left
 
     async def aclose(self) -> None:
@@ -115,7 +116,10 @@ class Executor:
 
     async def idle(self) -> None:
         """Return when no handler runs."""
-        await self._idle.wait()
+        while self.running:
+            if self._drained is None or self._drained.is_set():
+                self._drained = asyncio.Event()
+            await self._drained.wait()
 
     async def watch(self) -> None:
         """Cancel attempts that are past their deadline; loops until cancelled."""
@@ -123,6 +127,7 @@ class Executor:
             await self._some_running.wait()
             await asyncio.sleep(self._enforce_deadlines() / 1e6)
             if not self.running:
+                self._watched = False
                 self._some_running.clear()
 
     # --- one attempt -------------------------------------------------------------------------
@@ -134,7 +139,7 @@ class Executor:
         failure: BaseException | None = None
         result: object = None
         try:
-            result = await self._call(lease)
+            result = await self._open(lease)
         except BaseException as error:  # noqa: BLE001 - whatever it raised is its outcome
             failure = error
         # no await from here on, until nobody can find the lease any more
@@ -157,29 +162,35 @@ class Executor:
             lease.deadline_us = now_us + timeout_ms * 1000
             lease.deadline_mono_us = self._clock.monotonic_us() + timeout_ms * 1000
         self.running[lease.id] = lease
-        if len(self.running) == 1:
+        if not self._watched:
+            self._watched = True
             self._some_running.set()
-            self._idle.clear()
         self._counters.fired += 1
         return True
 
-    async def _call(self, lease: Lease) -> object:
-        handler = lease.handler
-        payload = lease.payload
-        if payload is None:
-            payload = await self._fetch_payload(lease)
+    def _open(self, lease: Lease) -> Awaitable[object]:
+        """What to wait for: for most tasks the handler's own coroutine, without one around it."""
+        handler, payload = lease.handler, lease.payload
+        if payload is None or not handler.is_async:
+            return self._call(lease)
         arguments = handler.decode(payload)
-        if not handler.is_async:
-            call = partial(handler.invoke, Context(lease), arguments)
-            return await self._threads.submit(call)
         if handler.wants_context:
-            return await handler.function(Context(lease), **arguments)  # type: ignore[misc]
-        return await handler.function(**arguments)  # type: ignore[misc]
+            return handler.function(Context(lease), **arguments)  # type: ignore[return-value]
+        return handler.function(**arguments)  # type: ignore[return-value]
+
+    async def _call(self, lease: Lease) -> object:
+        if lease.payload is None:
+            await self._fetch_payload(lease)
+        if lease.handler.is_async:
+            return await self._open(lease)
+        arguments = lease.handler.decode(lease.payload or "{}")
+        call = partial(lease.handler.invoke, Context(lease), arguments)
+        return await self._threads.submit(call)
 
     def _end(self, lease: Lease, result: object, failure: BaseException | None) -> None:
         self.running.pop(lease.id, None)
-        if not self.running:
-            self._idle.set()
+        if self._drained is not None and not self.running:
+            self._drained.set()
         if failure is not None or isinstance(result, HandlerOutcome):
             self._failed(lease, result if failure is None else failure)
         elif lease.interruption is None and not lease.effect_committed:
@@ -196,11 +207,9 @@ class Executor:
         else:
             self._settler.succeeded(lease)
 
-    async def _fetch_payload(self, lease: Lease) -> str:
-        payload = await self._payloads.read(lease)
-        lease.payload = payload
+    async def _fetch_payload(self, lease: Lease) -> None:
+        lease.payload = await self._payloads.read(lease)
         lease.lateness_us = max(0, self._database_clock.now_us() - lease.execute_us)
-        return payload
 
     def _missed(self, lease: Lease, now_us: int) -> bool:
         if not is_misfire(now_us, lease.due_us, lease.misfire_grace_ms, not lease.never_leased):

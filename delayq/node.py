@@ -140,6 +140,8 @@ class Node:
                 if not life.buried or self._leaving:
                     return
                 log.bind(node=life.id).warning("node.comes_back")
+                if not life.active.is_set():
+                    await asyncio.sleep(_COME_BACK_S)  # whatever it is, it may happen again
             life = self._life = self._new_life()
 
 

@@ -258,8 +258,8 @@ class Store:
             limit,
             newer_than,
         )
-        marks = next(row for row in rows if row[0] is not None)
-        return Page(marks[0], marks[1], [tuple(row)[2:] for row in rows if row[0] is None])
+        marks = next(row for row in rows if row[0] is None)
+        return Page(marks[5], marks[6], [row[:5] for row in rows if row is not marks])
 
     async def overdue(
         self,

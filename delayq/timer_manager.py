@@ -252,6 +252,8 @@ class TimerManager:
         self._dispatcher.gone.clear()
         page = await self._store.window(cursors, self._kinds, limit, newer_than)
         self._compare_server(page)
+        if self._snapshot is None:  # the first load: the first re-check looks for what came since
+            self._snapshot = page.xmin
         return page
 
     def _compare_server(self, page: Page) -> None:

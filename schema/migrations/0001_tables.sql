@@ -31,7 +31,8 @@
 --    own row is alive, so a node that slept through its burial can lease nothing.
 --  * Death is written, never inferred: a peer sets `nodes.state = 'dead'` with the `expires_at` it
 --    saw unchanged for a whole TTL of its own good beats. That update waits for a beat in flight
---    and then judges again. Only tasks of nodes marked dead, or with no row, are adopted.
+--    and then judges again. (A node that leaves something behind marks itself.) Only tasks of nodes
+--    marked dead, or with no row, are adopted.
 --  * Every write that ends a lease names id and token. No row means: lost, or settled already.
 --    History keeps the token, so the two can be told apart.
 --  * Everyone who leaves `running` goes through `delayq.settle_many`: a requested cancel wins over

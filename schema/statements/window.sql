@@ -5,15 +5,15 @@
 -- $8 only rows written since this xmin (null: all). It must be the xmin from before the FIRST
 --    page of the pass before: with a later one, a row that committed in between is missed.
 --
--- The first row is none of the page's: it says the snapshot's xmin and the start of the server
+-- The row without an id is none of the page's: it says the snapshot's xmin and the start of the server
 -- (once, not in every row: reading them took a tenth of a load). If either went back or changed
 -- (failover, recovery) the caller reads everything again.
-select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as xmin,
-       pg_postmaster_start_time() as server_started,
-       null::bigint as id, null::smallint as bucket, null::timestamptz as execute_at,
-       null::text as kind, null::smallint as priority
+select null::bigint as id, null::smallint as bucket, null::timestamptz as execute_at,
+       null::text as kind, null::smallint as priority,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint as xmin,
+       pg_postmaster_start_time() as server_started
 union all
-select null, null, t.id, t.bucket, t.execute_at, t.kind, t.priority
+select t.id, t.bucket, t.execute_at, t.kind, t.priority, null, null
   from unnest($1::smallint[], $2::timestamptz[], $3::text[], $4::bigint[], $5::timestamptz[])
            as b(bucket, at, kind, id, until)
  cross join lateral (

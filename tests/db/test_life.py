@@ -13,7 +13,7 @@ from delayq.listener import Listener
 from delayq.membership import Membership
 from delayq.store import Store
 from tests.helpers import advance_clock, wait_for
-from tests.nodes import Application, ended, life, row_of, schedule
+from tests.nodes import Application, ended, eventually, life, row_of, schedule
 from tests.rooms import PEER, add_node, run_by, swap
 
 if TYPE_CHECKING:
@@ -244,6 +244,23 @@ async def test_what_a_node_left_that_died_or_vanished_is_adopted_when_the_news_c
         assert row["lease_owner"] == PEER
         await conn.execute(end, PEER)
         assert (await ended(conn, 1, SOON_S)).attempt == 2
+
+
+async def test_after_the_clock_was_set_back_a_new_node_finds_what_a_dead_one_ran(
+    conn: Connection, application: Application
+) -> None:
+    """Its instant lies in the future now; the dead node's row tells how far to look."""
+    await add_node(conn, PEER, "dead")
+    await run_by(conn, PEER, [1])
+    await advance_clock(conn, -3_600)
+
+    async def is_pending() -> bool:
+        row = await row_of(conn, 1)
+        assert row is not None
+        return bool(row["state"] == "pending")
+
+    async with application.node(**LONG):
+        await eventually(is_pending, "it is adopted", SOON_S)
 
 
 async def test_a_step_of_leaving_that_fails_keeps_no_other_from_being_taken(
