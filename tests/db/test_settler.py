@@ -459,12 +459,12 @@ async def test_a_refusal_that_is_no_rows_fault_ends_no_task_as_dead(
 ) -> None:
     async with office(conn, database, settings) as at:
         leases = await leased(conn, at, 5)
-        failing(at, "settle_succeeded", error)
-        calls = failing(at, "settle", *[error] * 4)
+        calls = failing(at, "settle_succeeded", *[error] * 4)
+        failing(at, "settle", *[error] * 4)
         for one in leases:
             at.settler.succeeded(one)
         await at.flushed()
-        assert len(calls) == 5  # all at once: halving them finds nobody to blame
+        assert len(calls) == 5  # all at once: halving them would find nobody to blame
         assert set(at.over.values()) == {"succeeded"}
         assert set((await finals(conn)).values()) == {"succeeded"}
 
