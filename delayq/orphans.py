@@ -11,8 +11,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from delayq.database import is_transient
 from delayq.errors import DelayQError
+from delayq.failures import is_worth_splitting
 from delayq.lease import Outcome
 from delayq.log import log
 from delayq.ranks import BUCKETS
@@ -139,7 +139,7 @@ class Orphanage:
         try:
             return await self._store.adopt(batch, self._overdue_us)
         except DelayQError as error:
-            if is_transient(error):
+            if not is_worth_splitting(error):
                 raise
             if len(batch) == 1:
                 log.bind(task_id=batch[0], error=str(error)).error("adopt.refused")

@@ -970,7 +970,7 @@ async def test_a_stamp_that_comes_during_the_body_rolls_it_back(
 
 
 async def test_an_effect_that_is_cut_off_is_retried_and_applied_once(
-    app: Application, conn: Connection, effects: None
+    app: Application, conn: Connection, dsn: str, effects: None
 ) -> None:
     entered = asyncio.Event()
 
@@ -980,10 +980,10 @@ async def test_an_effect_that_is_cut_off_is_retried_and_applied_once(
             await effect.execute(INSERT, ctx.id, ctx.attempt, None)
             if ctx.attempt == 1:
                 pid = await effect.fetchval("select pg_backend_pid()")
-                await conn.execute("select pg_terminate_backend($1)", pid)
+                await killer.execute("select pg_terminate_backend($1)", pid)
                 entered.set()
 
-    async with app.node():
+    async with connected(dsn) as killer, app.node():
         end = await ended(conn, await schedule(conn, "cut"))
     assert (end.state, end.attempt, entered.is_set()) == ("succeeded", 2, True)
     assert await _effects(conn) == [(end.id, 2, None)]

@@ -24,6 +24,10 @@ NOISE_S = 1.0
 SHORT_TTL_S, SHORT_BEAT_S, SHORT_SWEEP_S = 3.0, 0.75, 0.5
 
 
+_MOST_BRIEF = 5
+"""How many tasks of 10 ms, one due every 15 ms, one node of three may have leased at a time."""
+
+
 async def _one_is_killed(
     them: Crew, *, pending: int, every_ms: float
 ) -> tuple[list[int], list[int], int]:
@@ -63,9 +67,16 @@ async def _check_kill(
         assert [line.attempt for line in them.starts(task_id)] == [1, 2]
     effects = await them.effects()
     assert all(effects[task_id] == 1 for task_id in [*ids, *running])
-    # the victim may have been running one or two of the brief ones itself
+    # the victim may have leased one or two of the brief ones itself: those ran, they were not
+    # pending any more, and are held to the other bound
     lateness = await them.lateness_us(ids)
-    return max(lateness.values())
+    leased = await them.conn.fetch(
+        "select id from delayq.task_history where id = any($1::bigint[]) and attempt > 1", ids
+    )
+    taken_over = {row["id"] for row in leased}
+    assert len(taken_over) <= _MOST_BRIEF
+    assert all(lateness[task_id] / 1e6 < within_s for task_id in taken_over)
+    return max(late_us for task_id, late_us in lateness.items() if task_id not in taken_over)
 
 
 async def _ended_all(them: Crew, ids: list[int]) -> bool:
