@@ -176,6 +176,7 @@ class Store:
             ahead_us,
             inline_bytes,
             terms.with_grace,
+            ids[0],
         )
 
     async def holds(self, ids: list[int], nonce: int) -> list[tuple[int, int]]:

@@ -268,14 +268,14 @@ class TimerManager:
 
     async def _load_backlog(self) -> None:
         """Read on in what is overdue and ours, as far as the ready queue has room."""
-        while self._backlog_left and self._timers.ready_room > 0:
+        # whole pages only: a small one visits as many buckets for a few rows
+        while self._backlog_left and self._timers.ready_room >= self._page_rows:
             cursors = self._backlog.cursors(self._clock.now_us())
             kinds = self._open_kinds()
             if not cursors.buckets or not kinds:
                 self._backlog_left = False
                 return
-            room = min(self._page_rows, self._timers.ready_room)
-            limit = max(1, room // len(cursors.buckets))
+            limit = max(1, self._page_rows // len(cursors.buckets))
             self._dispatcher.gone.clear()
             page = await self._store.window(cursors, kinds, limit, None)
             self._offer_backlog(page)

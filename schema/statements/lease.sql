@@ -7,6 +7,7 @@
 -- $8 microseconds ahead of execute_at that are allowed (the handler still starts at execute_at)
 -- $9 bytes of payload sent along (a longer one is read when the worker starts)
 -- $10 kinds whose handlers have a misfire grace of their own
+-- $11 the id that is to bring the database's time back (one of them is enough)
 --
 -- The commit is asynchronous, inside this statement only: losing a lease in a crash of the
 -- database means that the task runs again, and the token fences the first runner. SKIP LOCKED
@@ -47,4 +48,4 @@ returning t.id,
           case when t.headers <> '{}' then t.headers::text end as headers,
           t.idempotency_key,
           t.priority,
-          case when t.id = ($1::text::bigint[])[1] then t.leased_at end as leased_at
+          case when t.id = $11::bigint then t.leased_at end as leased_at
