@@ -19,6 +19,7 @@ STEP_US: Final = 50_000
 """A move of the offset by more than this, either way, is a step that others must hear of."""
 
 _SAMPLES: Final = 15
+_UNTOLD: Final = "the database has not told its time yet"
 _BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 # A bound ages by a microsecond for every 20 ms (50 ppm). Without it the largest bound ever seen
 # would win for ever, and a node whose clock runs a hair faster than the database's would come
@@ -81,9 +82,14 @@ class DatabaseClock:
 
         Raises `DatabaseUnavailable` before the first sample.
         """
-        offset_us, at_us = self._known()
-        monotonic_us = self._clock.monotonic_us()
-        return monotonic_us + offset_us + (at_us - monotonic_us) // _AGING_US
+        return self.at_us(self._clock.monotonic_us())
+
+    def at_us(self, monotonic_us: int) -> int:
+        """The same at a reading of the monotonic clock that was just taken."""
+        bound = self._bound
+        if bound is None:
+            raise DatabaseUnavailable(_UNTOLD)
+        return monotonic_us + bound[0] + (bound[1] - monotonic_us) // _AGING_US
 
     def to_monotonic_us(self, instant_us: int) -> int:
         """The first reading of the monotonic clock at which `now_us()` has reached `instant_us`.
@@ -124,7 +130,7 @@ class DatabaseClock:
 
     def _known(self) -> tuple[int, int]:
         if self._bound is None:
-            raise DatabaseUnavailable("the database has not told its time yet")
+            raise DatabaseUnavailable(_UNTOLD)
         return self._bound
 
 

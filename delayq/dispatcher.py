@@ -97,9 +97,9 @@ class Dispatcher:
     def offer(self, timers: Iterable[Timer]) -> None:
         """These have come due (or will within the lease-ahead)."""
         held = self.held
-        fresh = [timer for timer in timers if timer.id not in held]
+        fresh = [timer for timer in timers if timer[0] not in held]
         if fresh:
-            held.update(timer.id for timer in fresh)
+            held.update([timer[0] for timer in fresh])
             self.ready.push(fresh, self._database_clock.now_us())
             self._wake.set()
 

@@ -149,7 +149,8 @@ class Executor:
 
     def _begin(self, lease: Lease, task: asyncio.Task[None]) -> bool:
         """Note the start. False if the handler must not start any more."""
-        now_us = self._database_clock.now_us()
+        monotonic_us = self._clock.monotonic_us()
+        now_us = self._database_clock.at_us(monotonic_us)
         if self._stopping is not None:
             self._give_back(lease)
             return False
@@ -160,7 +161,7 @@ class Executor:
         timeout_ms = lease.timeout_ms
         if timeout_ms is not None:
             lease.deadline_us = now_us + timeout_ms * 1000
-            lease.deadline_mono_us = self._clock.monotonic_us() + timeout_ms * 1000
+            lease.deadline_mono_us = monotonic_us + timeout_ms * 1000
         self.running[lease.id] = lease
         if not self._watched:
             self._watched = True

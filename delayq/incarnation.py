@@ -250,7 +250,8 @@ class Incarnation:
         self._maintenance.add("full_scan", self._manager.full_scan, minute)
         self._maintenance.add("upkeep", self._upkeep.run, _UPKEEP_S)
         self._maintenance.start()
-        self._maintenance.run_now("orphans")  # whoever buried a node may have died before adopting
+        if self._orphans.dead:  # whoever buried them may have died before adopting
+            self._maintenance.run_now("orphans")
 
     async def _hand_over(self) -> None:
         """Peers take over at once; what runs may finish; nothing new starts."""

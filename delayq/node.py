@@ -7,6 +7,7 @@ longer than the TTL) cancels everything and comes back as another.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -185,6 +186,7 @@ def run_process(main: Coroutine[None, None, int]) -> int:
     If handlers are left that ignore their cancellation, the process leaves on the spot with that
     status: waiting for them is what `drain_timeout` was for.
     """
+    _spare_the_collector()
     loop = asyncio.new_event_loop()
     status = 1
     try:
@@ -194,6 +196,17 @@ def run_process(main: Coroutine[None, None, int]) -> int:
         _cancel_all(loop, status)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def _spare_the_collector() -> None:
+    """Collect garbage less often, in a process of our own.
+
+    What was imported stays for good, and a task makes some fifty objects that reference counting
+    frees: looking for cycles among them every 700 took a seventh of the node's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop, status: int) -> None:

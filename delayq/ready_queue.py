@@ -111,7 +111,7 @@ class ReadyQueue:
         edge_us = now_us - _FRESH_US
         fresh, backlog = self._fresh.queue, self._backlog.queue
         for timer in timers:
-            (fresh if timer.at_us >= edge_us else backlog)(timer.priority).append(timer)
+            (fresh if timer[1] >= edge_us else backlog)(timer[3]).append(timer)  # at_us, priority
 
     def take(self, count: int) -> list[Timer]:
         """At most `count` admitted timers; those of a kind at its limit are set aside."""

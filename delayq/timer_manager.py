@@ -285,11 +285,15 @@ class TimerManager:
     def _offer_backlog(self, page: Page) -> None:
         gone, owned, role_of = self._dispatcher.gone, self._timers.owned, self._timers.roles.role
         make = tuple.__new__  # a third of what the named tuple's own constructor costs
-        self._dispatcher.offer(
+        owner = Role.OWNER
+        due = [
             make(Timer, (task_id, at_us, kind, priority))
             for task_id, bucket, at_us, kind, priority in page.rows
-            if task_id not in gone and task_id not in owned and role_of(kind, bucket) is Role.OWNER
-        )
+            if task_id not in gone and role_of(kind, bucket) is owner
+        ]
+        for timer in due if len(owned) else ():
+            owned.discard(timer.id)
+        self._dispatcher.offer(due)
 
     def _open_kinds(self) -> list[str]:
         """The kinds of which more may be taken: not those with a long line at their limit."""

@@ -175,7 +175,6 @@ create table delayq.task_history (
     successor       bigint
 ) partition by range (finished_at);
 create index task_history_id on delayq.task_history (id);
-create index task_history_finished on delayq.task_history using brin (finished_at) with (pages_per_range = 32);
 create table delayq.task_history_default partition of delayq.task_history default;
 alter table delayq.task_history_default alter column payload set storage external;
 
