@@ -250,8 +250,7 @@ class Incarnation:
         self._maintenance.add("full_scan", self._manager.full_scan, minute)
         self._maintenance.add("upkeep", self._upkeep.run, _UPKEEP_S)
         self._maintenance.start()
-        if self._orphans.dead:  # whoever buried them may have died before adopting
-            self._maintenance.run_now("orphans")
+        self._maintenance.run_now("orphans")  # whoever buried a node may have died before adopting
 
     async def _hand_over(self) -> None:
         """Peers take over at once; what runs may finish; nothing new starts."""

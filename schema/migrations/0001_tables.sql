@@ -123,7 +123,7 @@ create table delayq.tasks (
         (state = 'pending' and lease_owner = 0 and lease_token = 0)
         or (state = 'running' and lease_owner <> 0 and lease_token <> 0 and attempt > 0))
 ) with (
-    fillfactor = 45,                        -- room for the lease and one more version beside each row: HOT updates,
+    fillfactor = 40,                        -- room for the lease and one more version beside each row: HOT updates,
                                             -- also while a snapshot keeps dead versions from being pruned
     vacuum_truncate = off,                  -- an emptied table is not cut to 0 pages under the plans
     autovacuum_vacuum_scale_factor = 0.01,

@@ -154,8 +154,8 @@ async def test_a_lease_passes_over_a_task_that_is_being_replaced(
     async with held(first):
         assert (await schedule(first, on_conflict="replace"))["outcome"] == "replaced"
         rows = await conn.fetch(
-            statement("lease"), f"{{{task}}}", NODE, 1, ["k"], [5], [None], [True], 0, 0, []
-        )
+            statement("lease"), f"{{{task}}}", NODE, 1, ["k"], [5], [None], [True], 0, 0, [], task,
+        )  # fmt: skip
         assert rows == []
     assert await conn.fetchval("select state from delayq.tasks") == "pending"
 
