@@ -23,10 +23,13 @@ _POSTGRES_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01, from where Postgr
 class ControlConnection:
     """A dedicated connection for one purpose. For one event loop."""
 
-    def __init__(self, database: Database, incarnation: int, purpose: str) -> None:
+    def __init__(
+        self, database: Database, incarnation: int, purpose: str, *, in_index_order: bool = False
+    ) -> None:
         self._database = database
         self._incarnation = incarnation
         self._purpose = purpose
+        self._in_index_order = in_index_order
         self._conn: Connection | None = None
         self._turn = asyncio.Lock()
 
@@ -58,7 +61,9 @@ class ControlConnection:
     async def open(self) -> Connection:
         """The connection, opened now if there is none. Raises as `Database.connect_control`."""
         if self._conn is None or self._conn.is_closed():
-            conn = await self._database.connect_control(self._incarnation, self._purpose)
+            conn = await self._database.connect_control(
+                self._incarnation, self._purpose, in_index_order=self._in_index_order
+            )
             await set_instant_codec(conn)
             self._conn = conn
         return self._conn

@@ -96,7 +96,7 @@ class Store:
         self.incarnation = incarnation
         self._lease = ControlConnection(database, incarnation, "lease")
         self._settle = ControlConnection(database, incarnation, "settle")
-        self._sweep = ControlConnection(database, incarnation, "sweep")
+        self._sweep = ControlConnection(database, incarnation, "sweep", in_index_order=True)
         self._look = ControlConnection(database, incarnation, "look")
         self._upkeep = ControlConnection(database, incarnation, "upkeep")
         self._sql = {

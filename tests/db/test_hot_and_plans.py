@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -92,62 +93,74 @@ async def _when_counted(conn: Connection, updates: int) -> tuple[int, int]:
 # --- plans ----------------------------------------------------------------------------------------
 
 
+class Asked(NamedTuple):
+    """A statement as the store would send it, and the session that it would go to."""
+
+    conn: Connection
+    sql: str
+    arguments: tuple[Any, ...]
+
+
 class Statements:
-    """The statements of a node with the arguments that its store gives them."""
+    """The statements of a node with the arguments that its store gives them, on its sessions."""
 
-    def __init__(self, store: Store, conn: Connection) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self.conn = conn  # one of the store's: with its settings and its codec of instants
-        self._asked: list[tuple[str, tuple[Any, ...]]] = []
+        self._asked: list[Asked] = []
         self._prepared: dict[str, tuple[str, list[str]]] = {}
-        for control in store._connections():
-            control.fetch = self._note  # type: ignore[method-assign]
 
-    async def _note(self, sql: str, *arguments: object) -> list[Any]:
-        self._asked.append((sql, arguments))
+    async def listen(self) -> None:
+        """Note what is sent from now on, instead of sending it."""
+        for control in self.store._connections():
+            note = functools.partial(self._note, await control.open())
+            control.fetch = note  # type: ignore[method-assign]
+
+    async def _note(self, conn: Connection, sql: str, *arguments: object) -> list[Any]:
+        self._asked.append(Asked(conn, sql, arguments))
         raise _Noted
 
-    async def of(self, call: Awaitable[object]) -> tuple[str, tuple[Any, ...]]:
+    async def of(self, call: Awaitable[object]) -> Asked:
         """What a call of the store would send."""
         with pytest.raises(_Noted):
             await call
         return self._asked.pop()
 
-    async def run(self, sql: str, arguments: tuple[Any, ...]) -> None:
+    async def run(self, asked: Asked) -> None:
         """Run it; nothing that it did stays."""
-        execute = await self._execute(sql, arguments)
-        async with self._undone():
-            await self.conn.execute(execute)
+        execute = await self._execute(asked)
+        async with _undone(asked.conn):
+            await asked.conn.execute(execute)
 
-    async def explain(self, sql: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    async def explain(self, asked: Asked) -> dict[str, Any]:
         """The plan as it runs, with its buffers. Nothing that it did stays."""
         options = "analyze, buffers, costs off, timing off, format json"
-        execute = await self._execute(sql, arguments)
-        async with self._undone():
-            text = await self.conn.fetchval(f"explain ({options}) {execute}")
+        execute = await self._execute(asked)
+        async with _undone(asked.conn):
+            text = await asked.conn.fetchval(f"explain ({options}) {execute}")
         plan: dict[str, Any] = json.loads(text)[0]["Plan"]
         return plan
 
-    async def _execute(self, sql: str, arguments: tuple[Any, ...]) -> str:
+    async def _execute(self, asked: Asked) -> str:
         """EXECUTE of the statement, prepared once: a server may have cached its plan."""
-        if sql not in self._prepared:
-            described = await self.conn.prepare(sql)
+        if asked.sql not in self._prepared:
+            described = await asked.conn.prepare(asked.sql)
             kinds = [kind.name for kind in described.get_parameters()]
             name = f"statement_{len(self._prepared)}"
-            await self.conn.execute(f"prepare {name} ({', '.join(kinds)}) as {sql}")
-            self._prepared[sql] = (name, kinds)
-        name, kinds = self._prepared[sql]
-        pairs = zip(arguments, kinds, strict=True)
+            await asked.conn.execute(f"prepare {name} ({', '.join(kinds)}) as {asked.sql}")
+            self._prepared[asked.sql] = (name, kinds)
+        name, kinds = self._prepared[asked.sql]
+        pairs = zip(asked.arguments, kinds, strict=True)
         return f"execute {name} ({', '.join(_literal(*pair) for pair in pairs)})"
 
-    @asynccontextmanager
-    async def _undone(self) -> AsyncIterator[None]:
-        transaction = self.conn.transaction()
-        await transaction.start()
-        try:
-            yield
-        finally:
-            await transaction.rollback()
+
+@asynccontextmanager
+async def _undone(conn: Connection) -> AsyncIterator[None]:
+    transaction = conn.transaction()
+    await transaction.start()
+    try:
+        yield
+    finally:
+        await transaction.rollback()
 
 
 def _literal(value: Any, kind: str) -> str:
@@ -172,7 +185,9 @@ class _Noted(Exception):
 
 @pytest.fixture
 async def statements(store: Store) -> Statements:
-    return Statements(store, await store._sweep.open())
+    statements = Statements(store)
+    await statements.listen()
+    return statements
 
 
 def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
@@ -213,9 +228,8 @@ async def test_the_window_is_read_by_its_index(conn: Connection, statements: Sta
     await conn.execute("set delayq.hints = off")
     await conn.execute(FILL, 20_000)
     cursors = _cursors(await _now_us(conn))
-    plan = await statements.explain(
-        *await statements.of(statements.store.window(cursors, KINDS, 8, None))
-    )
+    asked = await statements.of(statements.store.window(cursors, KINDS, 8, None))
+    plan = await statements.explain(asked)
     scans = [node for node in _nodes(plan) if node.get("Index Name") == "tasks_window"]
     assert len(scans) == 1
     condition = scans[0]["Index Cond"]
@@ -227,9 +241,7 @@ async def test_the_window_is_read_by_its_index(conn: Connection, statements: Sta
     assert _buffers(plan) < 256 * 20
 
 
-async def _all_statements(
-    conn: Connection, statements: Statements
-) -> dict[str, tuple[str, tuple[Any, ...]]]:
+async def _all_statements(conn: Connection, statements: Statements) -> dict[str, Asked]:
     """Every statement on the way of a task, for 100 tasks that are there."""
     rows = await conn.fetch(
         "select id from delayq.tasks where state = 'pending' order by execute_at, id limit 100"
@@ -271,19 +283,19 @@ async def test_no_statement_runs_on_a_plan_of_the_emptied_table(
     await conn.execute(RUNNING)
     asked = await _all_statements(conn, statements)
     for _ in range(6):  # a server would turn to a generic plan by now
-        for sql, arguments in asked.values():
-            await statements.run(sql, arguments)
+        for one in asked.values():
+            await statements.run(one)
     await conn.execute("delete from delayq.tasks")
     await conn.execute("vacuum (truncate on, analyze) delayq.tasks")
-    for sql, arguments in asked.values():
-        await statements.run(sql, arguments)
+    for one in asked.values():
+        await statements.run(one)
     await conn.execute(FILL, 300_000)
     await conn.execute(RUNNING)
 
     asked = await _all_statements(conn, statements)
-    stale = {name: _buffers(await statements.explain(*asked[name])) for name in asked}
+    stale = {name: _buffers(await statements.explain(asked[name])) for name in asked}
     await conn.execute("vacuum analyze delayq.tasks")
-    fresh = {name: _buffers(await statements.explain(*asked[name])) for name in asked}
+    fresh = {name: _buffers(await statements.explain(asked[name])) for name in asked}
     for name in asked:
         # what dead rows and catalogs add is small beside what a wrong plan reads
         assert stale[name] < 3 * fresh[name] + 1_500, (name, stale[name], fresh[name])
