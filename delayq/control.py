@@ -9,13 +9,18 @@ away; the next statement opens a new one (which is what finds the new primary af
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from delayq.database import DRIVER_ERRORS, Connection, Database, close, translate
 from delayq.errors import DatabaseTimeout, DatabaseUnavailable
+from delayq.failures import met_a_lock
+from delayq.plans import CUSTOM
 
 if TYPE_CHECKING:
     import asyncpg
+
+T = TypeVar("T")
 
 _POSTGRES_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01, from where PostgreSQL counts
 
@@ -24,12 +29,12 @@ class ControlConnection:
     """A dedicated connection for one purpose. For one event loop."""
 
     def __init__(
-        self, database: Database, incarnation: int, purpose: str, *, in_index_order: bool = False
+        self, database: Database, incarnation: int, purpose: str, plans: Mapping[str, str] = CUSTOM
     ) -> None:
         self._database = database
         self._incarnation = incarnation
         self._purpose = purpose
-        self._in_index_order = in_index_order
+        self._plans = plans
         self._conn: Connection | None = None
         self._turn = asyncio.Lock()
 
@@ -44,13 +49,22 @@ class ControlConnection:
         Raises what `failures.translate` says. After `DatabaseUnavailable` or `DatabaseTimeout`
         it is unknown whether a statement that writes took effect.
         """
+        return await self._take_turn(lambda conn: conn.fetch(sql, *args))
+
+    async def execute(self, sql: str, *args: object) -> int:
+        """How many rows the statement wrote, as its command tag says. Raises as `fetch`."""
+        tag = await self._take_turn(lambda conn: conn.execute(sql, *args))
+        return int(tag.rpartition(" ")[2])
+
+    async def _take_turn(self, call: Callable[[Connection], Awaitable[T]]) -> T:
         async with self._turn:
             conn = await self.open()
             try:
-                return await conn.fetch(sql, *args)
+                return await call(conn)
             except DRIVER_ERRORS as error:
                 translated = translate(error, at=self._purpose)
-                if isinstance(translated, DatabaseUnavailable | DatabaseTimeout):
+                broken = isinstance(translated, DatabaseUnavailable | DatabaseTimeout)
+                if broken and not met_a_lock(translated):
                     self._drop()
                 raise translated from None
             except asyncio.CancelledError:
@@ -62,7 +76,7 @@ class ControlConnection:
         """The connection, opened now if there is none. Raises as `Database.connect_control`."""
         if self._conn is None or self._conn.is_closed():
             conn = await self._database.connect_control(
-                self._incarnation, self._purpose, in_index_order=self._in_index_order
+                self._incarnation, self._purpose, self._plans
             )
             await set_instant_codec(conn)
             self._conn = conn

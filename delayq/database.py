@@ -23,8 +23,11 @@ from delayq.failures import (
     translate,
     translated,
 )
+from delayq.plans import CUSTOM
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from delayq.settings import Settings
 
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
@@ -61,11 +64,6 @@ _READ_BACK: Final = """
 # A pooler took the statement to another backend than the one that had prepared it.
 _LOST_STATEMENT: Final = ("26000", "42P05")
 _ROUNDS: Final = 3
-IN_INDEX_ORDER: Final = {"enable_sort": "off", "enable_bitmapscan": "off"}
-"""For pages of the window: `limit` rows in index order. On a table that was never analyzed the
-planner thinks that one row matches, and that to sort it is as good: then every page read all that
-lies beyond it (before PostgreSQL 17, where `kind = any(…)` in the index condition loses the order;
-20,588 buffers instead of 2,560 for 20,000 tasks)."""
 _SET: Final = """
     -- database: set the session's settings that a pooler did not pass on
     select pg_catalog.set_config(name, value, false)
@@ -95,18 +93,18 @@ class Database:
         return f"Database({self.dsn.describe()})"
 
     async def connect_control(
-        self, incarnation: int, purpose: str, *, in_index_order: bool = False
+        self, incarnation: int, purpose: str, plans: Mapping[str, str] = CUSTOM
     ) -> Connection:
         """A dedicated connection of the node `incarnation`, its settings made sure of.
 
-        `purpose` is a word for error texts (lease, beat, listen …). `in_index_order` is for
-        reads of the window: see `IN_INDEX_ORDER`. The caller owns the
-        connection and ends it with `close`. Raises `DatabaseUnavailable`, `DatabaseTimeout`,
+        `purpose` is a word for error texts (lease, beat, listen …). `plans` say how its
+        statements are planned (see `plans`). The caller owns the connection and ends it with
+        `close`. Raises `DatabaseUnavailable`, `DatabaseTimeout`,
         `AuthenticationFailed`, `InvalidArgument` for a DSN that the driver refuses, or
         `DatabaseError` if the settings cannot be had.
         """
         name = {"application_name": f"delayq/{incarnation}"}
-        wanted = self._control | (IN_INDEX_ORDER if in_index_order else {})
+        wanted = self._control | dict(plans)
         with translated(f"{purpose} connection to {self.dsn.describe()}"):
             conn = await self._open(self.dsn.server_settings | wanted | name, wanted)
             try:
@@ -242,12 +240,12 @@ async def _leave_as_it_is(_conn: Connection) -> None:
 def _session_settings(settings: Settings) -> dict[str, str]:
     """What every session of delayq needs, and why.
 
-    Custom plans, since a queue that was empty when a plan was cached and then fills would run
-    on it for minutes. No JIT, since custom plans are what tempts it. Read committed, since the
-    answers of cancel and the like are true at that level only. And no wait without a limit.
+    Custom plans (see `plans`). No JIT, since custom plans are what tempts it. Read committed,
+    since the answers of cancel and the like are true at that level only. And no wait without a
+    limit.
     """
     return {
-        "plan_cache_mode": "force_custom_plan",
+        **CUSTOM,
         "jit": "off",
         "default_transaction_isolation": "read committed",
         "statement_timeout": _milliseconds(settings.statement_timeout_s),

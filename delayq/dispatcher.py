@@ -13,14 +13,13 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from delayq.alarm import Alarm
 from delayq.errors import DelayQError
 from delayq.failures import blames_the_row, is_transient, is_worth_splitting
 from delayq.lease import Lease, Outcome, Settlement
 from delayq.log import log
-from delayq.lookout import Lookout
 from delayq.pace import Pace
 from delayq.ready_queue import Admission, ReadyQueue
 from delayq.store import LeaseTerms, Settled
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from delayq.commons import Commons
     from delayq.executor import Executor
     from delayq.handlers import AnyHandler
+    from delayq.holdings import Holdings
+    from delayq.lookout import Lookout
     from delayq.settler import Settler
     from delayq.worker_pool import WorkerPool
 
@@ -41,14 +42,17 @@ _ANSWER_BYTES: Final = 1024 * 1024
 """What one lease may return in payloads; a frozen client must not block the server's sender."""
 _RETRY_S: Final = 0.2
 _READY_LOW: Final = 1_000
-_GONE_MOST: Final = 100_000
 
-Rearm = Callable[[Timer, bool], None]
-"""Arms a timer; True: here, whatever this node's rank."""
+
+class _Timers(Protocol):
+    """What the dispatcher needs from the timers, which stand above it."""
+
+    def arm(self, timer: Timer) -> None: ...
+    def refill(self) -> None: ...
 
 
 class Dispatcher:
-    """The lease loop of one incarnation."""
+    """The lease loop of one incarnation. It is connected before it runs."""
 
     hungry = False
     """more can be read when a worker is free; the timer manager says so"""
@@ -56,6 +60,7 @@ class Dispatcher:
     def __init__(
         self,
         commons: Commons,
+        holdings: Holdings,
         handlers: Mapping[str, AnyHandler],
         executor: Executor,
         settler: Settler,
@@ -66,23 +71,18 @@ class Dispatcher:
         self._clock = commons.clock
         self._database_clock = commons.database_clock
         self._counters = commons.counters
+        self._holdings = holdings
         self._handlers = handlers
         self._executor = executor
         self._settler = settler
         self._pool = pool
         self._may_fire = may_fire
         self._terms = _terms(handlers)
-        self.admission = Admission(_limits(handlers, commons.settings.threads))
-        self.ready = ReadyQueue(self.admission)
+        self._admission = Admission(_limits(handlers, commons.settings.threads))
+        self.ready = ReadyQueue(self._admission)
         self.paused: frozenset[str] = frozenset()
-        self.held: set[int] = set()
-        """ids from the moment they are due until they are settled or forgotten"""
-        self.gone: set[int] = set()
-        """ids that left `held` since the timer manager last began to read a page"""
-        self.rearm: Rearm = lambda _timer, _here: None
-        """arms a timer; the timer manager's"""
-        self.refill: Callable[[], None] = lambda: None
-        """called when the ready queue runs low; the timer manager's"""
+        self.lookout: Lookout  # see `connect`
+        self._timers: _Timers
         self._stopped = False
         self._wake = asyncio.Event()
         self._starving = False
@@ -90,34 +90,34 @@ class Dispatcher:
         self._gate: list[tuple[int, int, Lease]] = []
         self._gate_alarm = Alarm(commons.database_clock, self._open_gate)
         self._pace = Pace(commons.clock)
-        self.lookout = Lookout(commons, self)
+
+    def connect(self, timers: _Timers, lookout: Lookout) -> None:
+        """Close the circle, once: both of them offer to this dispatcher, and are made after it."""
+        self._timers = timers
+        self.lookout = lookout
 
     # --- what others say to it ---------------------------------------------------------------
 
     def offer(self, timers: Iterable[Timer]) -> None:
         """These have come due (or will within the lease-ahead)."""
-        held = self.held
-        fresh = [timer for timer in timers if timer[0] not in held]
+        fresh = self._holdings.take(timers)
         if fresh:
-            held.update([timer[0] for timer in fresh])
             self.ready.push(fresh, self._database_clock.now_us())
             self._wake.set()
 
     def over(self, lease: Lease) -> None:
         """A lease has ended without a settlement of ours."""
-        self._note_gone([lease.id])
-        self.forget(lease.id, lease.kind)
+        self._holdings.end((lease.id,))
+        self._make_way(lease.kind)
 
     def settled(self, ends: Sequence[tuple[Lease, Settled | None]]) -> None:
         """Settlements are durable; those that are pending again are armed anew."""
-        ended = [lease.id for lease, _ in ends]
-        self.held.difference_update(ended)
-        self._note_gone(ended)
+        self._holdings.end([lease.id for lease, _ in ends])
         for lease, answer in ends:
             if answer is not None and answer.execute_at_us is not None:
                 timer = Timer(lease.id, answer.execute_at_us, lease.kind, lease.priority)
-                self.rearm(timer, False)
-        if self.admission.limited:
+                self._timers.arm(timer)
+        if self._admission.limited:
             now_us = self._database_clock.now_us()
             for lease, _ in ends:
                 self.ready.release(lease.kind, now_us)
@@ -169,7 +169,7 @@ class Dispatcher:
             count = self._capacity()
             timers = self._take(count) if count > 0 and self._may_fire() else []
             if self.ready.takeable < _READY_LOW:
-                self.refill()
+                self._timers.refill()
             if timers:
                 async with self._leasing:
                     await self._lease(timers)
@@ -183,7 +183,7 @@ class Dispatcher:
         timers = self.ready.take(count)
         if self.ready.dropped:
             dropped, self.ready.dropped = self.ready.dropped, []
-            self.held.difference_update(timer.id for timer in dropped)
+            self._holdings.let_go([timer.id for timer in dropped])
         if self.paused and any(timer.kind in self.paused for timer in timers):
             # forgotten: the window is read again when the kind is resumed
             for timer in timers:
@@ -340,15 +340,14 @@ class Dispatcher:
 
     # --- bookkeeping -----------------------------------------------------------------------------
 
-    def _note_gone(self, task_ids: list[int]) -> None:
-        if len(self.gone) > _GONE_MOST:  # nobody has read a page for long
-            self.gone.clear()
-        self.gone.update(task_ids)
-
     def forget(self, task_id: int, kind: str) -> None:
         """It is not ours to fire (any more)."""
-        self.held.discard(task_id)
-        if self.admission.limited:
+        self._holdings.let_go((task_id,))
+        self._make_way(kind)
+
+    def _make_way(self, kind: str) -> None:
+        """A task that was admitted is over: others of its kind may have waited for its place."""
+        if self._admission.limited:
             self.ready.release(kind, self._database_clock.now_us())
         self._wake.set()
 

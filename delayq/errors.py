@@ -6,6 +6,10 @@ Messages name the field and the remedy and never hold a payload, a DSN or a pass
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delayq.model import Cancel, Reschedule, ScheduledTask
 
 
 class DelayQError(Exception):
@@ -64,6 +68,33 @@ class TransactionConflict(DelayQError):
     """
 
 
+class BulkStopped(DelayQError):
+    """A bulk verb stopped half-way; what its earlier statements did is committed and stays.
+
+    `__cause__` is what stopped it. Doing the same again goes on where it stopped: cancels and
+    moves always, schedules of requests that have an `idempotency_key` (or a `key`, as long as
+    its task lives), unless the cause is one that stays.
+    """
+
+    done: int
+    """how many were stored, or answered"""
+    tasks: list[ScheduledTask | None]
+    """schedule_many: in the order of the requests that were taken. None: not stored, or in doubt"""
+    answers: dict[int, Cancel] | dict[int, Reschedule]
+    """cancel_many, reschedule_many: by id"""
+
+    def __init__(self, done: int, cause: BaseException) -> None:
+        super().__init__(f"stopped after {done}, which stay done: {cause}")
+        self.done = done
+        self.tasks = []
+        self.answers = {}
+
+    @property
+    def in_doubt(self) -> bool:
+        """True if the statement that failed may have been carried out all the same."""
+        return getattr(self.__cause__, "in_doubt", False)
+
+
 # --- the database -----------------------------------------------------------------------------
 
 
@@ -74,6 +105,8 @@ class DatabaseError(DelayQError):
     """the server's five-character code, if it was the server that refused"""
     constraint: str = ""
     """the constraint or column that was broken, if it was one"""
+    in_doubt: bool = False
+    """no answer came, so it may have been done all the same; the message says what is safe"""
 
 
 class DatabaseUnavailable(DatabaseError):

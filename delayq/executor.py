@@ -1,4 +1,4 @@
-"""Runs one leased task: from the handler's start to the outcome of its attempt.
+"""Runs one leased task: from the handler's start to its end, which `outcomes` then judges.
 
 The order of `run` matters: everything between the handler's end and taking the lease out of
 `running` happens without an await, so that nobody can cancel the worker for a handler that is
@@ -8,31 +8,17 @@ over already.
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from delayq.attempt_errors import describe
 from delayq.context import Context
-from delayq.errors import (
-    ArgumentsRefused,
-    Dead,
-    DelayQError,
-    EffectAlreadyApplied,
-    HandlerOutcome,
-    LeaseLost,
-    Retry,
-    Snooze,
-)
-from delayq.failures import blames_the_row, stems_from_conflict
-from delayq.instants import delay_to_us
 from delayq.lease import Interruption, Lease, Outcome, Settlement
 from delayq.log import log
+from delayq.outcomes import Outcomes
 from delayq.payload_reader import PayloadReader
-from delayq.policy import backoff_us, is_misfire
+from delayq.policy import is_misfire
 
 if TYPE_CHECKING:
     from delayq.bridge import AnyConnection
@@ -43,9 +29,6 @@ if TYPE_CHECKING:
 
 _WATCH_S: Final = 0.05
 """Deadlines are watched this coarsely: far cheaper than a timer for each attempt."""
-_CONFLICT_US: Final = (50_000, 250_000)
-_UNREAD_US: Final = (2_000_000, 4_000_000)
-"""When an attempt that was given back for a conflict, or for want of its payload, fires again."""
 
 
 class Executor:
@@ -59,6 +42,7 @@ class Executor:
         threads: Threads,
         on_over: Callable[[Lease], None],
     ) -> None:
+        """`on_over` is told of leases that end without a settlement."""
         self.node = commons.node
         self.loop = asyncio.get_running_loop()
         self.running: dict[int, Lease] = {}
@@ -66,11 +50,10 @@ class Executor:
         self._clock = commons.clock
         self._database_clock = commons.database_clock
         self._counters = commons.counters
-        self._error_max_bytes = commons.settings.error_max_bytes
         self._settler = settler
         self._effects = effects
+        self._outcomes = Outcomes(commons, settler, on_over)
         self._threads = threads
-        self._on_over = on_over  # told of leases that end without a settlement
         self._some_running = asyncio.Event()
         self._watched = False  # the watch knows that something runs
         self._drained: asyncio.Event | None = None  # somebody waits until nothing runs
@@ -192,21 +175,7 @@ class Executor:
         self.running.pop(lease.id, None)
         if self._drained is not None and not self.running:
             self._drained.set()
-        if failure is not None or isinstance(result, HandlerOutcome):
-            self._failed(lease, result if failure is None else failure)
-        elif lease.interruption is None and not lease.effect_committed:
-            self._settler.succeeded(lease)
-        else:
-            self._returned(lease)
-
-    def _returned(self, lease: Lease) -> None:
-        """It returned, after an effect or in spite of an interruption."""
-        if lease.effect_committed:
-            self._committed(lease)
-        elif lease.interruption is Interruption.LOST:
-            self._lost(lease)
-        else:
-            self._settler.succeeded(lease)
+        self._outcomes.ended(lease, result, failure)
 
     async def _fetch_payload(self, lease: Lease) -> None:
         lease.payload = await self._payloads.read(lease)
@@ -221,100 +190,6 @@ class Executor:
     def _give_back(self, lease: Lease) -> None:
         if self._stopping is not Interruption.LOST:
             self._settler.settle(Settlement(lease, Outcome.UNSTARTED))
-
-    # --- outcomes ----------------------------------------------------------------------------
-
-    def _committed(self, lease: Lease) -> None:
-        """The effect's transaction settled the task: nothing is left to write."""
-        self._counters.succeeded += 1
-        self._on_over(lease)
-
-    def _failed(self, lease: Lease, failure: object) -> None:
-        fields = log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt, node=self.node)
-        if lease.effect_committed:
-            if isinstance(failure, BaseException):
-                fields.bind(error=type(failure).__name__).warning("task.failed_after_its_effect")
-            self._committed(lease)
-        elif isinstance(failure, EffectAlreadyApplied):
-            fields.info("task.effect_already_applied")
-            self._settler.succeeded(lease)
-        elif isinstance(failure, LeaseLost) or lease.interruption is Interruption.LOST:
-            self._lost(lease)
-        elif (given_back := self._given_back(lease, failure)) is not None:
-            fields.bind(
-                error=type(failure).__name__,
-                why=None if lease.interruption is None else lease.interruption.value,
-            ).info("task.interrupted")
-            self._settler.settle(given_back)
-        else:
-            settlement = self._outcome(lease, failure)
-            fields.bind(
-                outcome=settlement.outcome.value,
-                error=type(failure).__name__,
-                retry_in_s=None if settlement.delay_us is None else settlement.delay_us / 1e6,
-            ).info("task.attempt_failed")
-            self._settler.settle(settlement)
-
-    def _given_back(self, lease: Lease, failure: object) -> Settlement | None:
-        """The settlement that gives the attempt back; None if the attempt failed by itself."""
-        error = failure if isinstance(failure, BaseException) else None
-        if lease.payload is None and error is not None and not blames_the_row(error):
-            lease.lateness_us = None  # the handler was never called
-            delay_us = random.randint(*_UNREAD_US) if lease.interruption in _SLOW else None
-            return Settlement(lease, Outcome.UNSTARTED, delay_us)
-        if lease.interruption in (Interruption.SHUTDOWN, Interruption.FENCED):
-            return Settlement(lease, Outcome.RELEASE)
-        chosen = isinstance(error, HandlerOutcome)
-        if lease.effect_conflicted and not chosen and stems_from_conflict(error):
-            return Settlement(lease, Outcome.RELEASE, random.randint(*_CONFLICT_US))
-        return None
-
-    def _lost(self, lease: Lease) -> None:
-        self._counters.leases_lost += 1
-        log.bind(task_id=lease.id, kind=lease.kind, attempt=lease.attempt, node=self.node).warning(
-            "lease.lost"
-        )
-        self._on_over(lease)
-
-    def _outcome(self, lease: Lease, failure: object) -> Settlement:
-        policy = lease.handler.policy
-        wait_us = backoff_us(
-            lease.attempt, policy.backoff_base_us, policy.backoff_max_us, random.random()
-        )
-        error = self._describe(lease, failure)
-        match failure:
-            case Snooze():
-                return _after(lease, Outcome.SNOOZE, failure.after, None, error)
-            case Retry():
-                return _after(lease, Outcome.RETRY, failure.after, wait_us, error)
-            case Dead():
-                return Settlement(lease, Outcome.DEAD, error=error)
-            case _ if isinstance(failure, ArgumentsRefused) or lease.payload is None:
-                # a newer node may understand them; no class of errors is meant by what the
-                # handler never saw
-                return Settlement(lease, Outcome.RETRY, wait_us, error)
-            case Exception() if lease.interruption is not Interruption.TIMEOUT and (
-                isinstance(failure, policy.give_up_on) or not isinstance(failure, policy.retry_on)
-            ):
-                return Settlement(lease, Outcome.DEAD, error=error)
-            case _:
-                return Settlement(lease, Outcome.RETRY, wait_us, error)
-
-    def _describe(self, lease: Lease, failure: object) -> str | None:
-        if isinstance(failure, Snooze):
-            return None
-        error = failure if isinstance(failure, BaseException) else RuntimeError(repr(failure))
-        if lease.interruption is Interruption.TIMEOUT or (
-            lease.interruption is not None and isinstance(error, asyncio.CancelledError)
-        ):
-            error = _interrupted(lease)
-        return describe(
-            error,
-            attempt=lease.attempt,
-            at_us=self._database_clock.now_us(),
-            payload=lease.payload,
-            limit_bytes=self._error_max_bytes,
-        )
 
     # --- interruptions -----------------------------------------------------------------------
 
@@ -349,27 +224,5 @@ class Executor:
         return max(1000, wait_us)
 
 
-_SLOW: Final = (None, Interruption.TIMEOUT)
 _LEAVING: Final = (Interruption.SHUTDOWN, Interruption.LOST)
 """Time-outs are of no use any more. They are after a cancel, which a handler may ignore."""
-
-
-def _after(
-    lease: Lease, outcome: Outcome, after: Any, default_us: int | None, error: str | None
-) -> Settlement:
-    """A settlement that goes back after what the handler asked for; nonsense fails the attempt."""
-    if after is None and default_us is not None:
-        return Settlement(lease, outcome, default_us, error)
-    try:
-        return Settlement(lease, outcome, delay_to_us(after, "after"), error)
-    except DelayQError as refused:
-        reason = json.dumps(
-            {"attempt": lease.attempt, "error": outcome.value, "message": str(refused)}
-        )
-        return Settlement(lease, Outcome.RETRY, default_us or 1_000_000, reason)
-
-
-def _interrupted(lease: Lease) -> BaseException:
-    if lease.interruption is Interruption.TIMEOUT:
-        return TimeoutError(f"the attempt took longer than its timeout of {lease.timeout_ms} ms")
-    return asyncio.CancelledError("cancelled on request")

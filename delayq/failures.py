@@ -103,6 +103,12 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(translate(error), _TRANSIENT)
 
 
+def met_a_lock(error: BaseException) -> bool:
+    """True if a statement gave up since somebody holds a lock: it wrote nothing, and the session
+    is as good as before."""
+    return getattr(error, "sqlstate", None) == "55P03"
+
+
 def is_worth_splitting(error: BaseException) -> bool:
     """True if one row of a batch may be what the server refused: then the others need not wait.
 

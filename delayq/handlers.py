@@ -32,9 +32,12 @@ from delayq.model import Cancel, Reschedule, ScheduledTask, TaskRequest
 from delayq.payload import MAX_BYTES
 from delayq.request import (
     MISSING,
+    NOW,
     Maybe,
+    RequestForm,
     RequestOptions,
-    build_request,
+    Target,
+    When,
     check_name,
     check_target,
     parse_when,
@@ -47,9 +50,9 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Scheduler(Protocol):
-    """Who carries out the verbs of a handler; the client. Arguments are validated already.
+    """Who carries out the verbs of a handler: the client. What it is given was checked already.
 
-    A task is named by `id`, or by `kind` and `key`. `conn` is the caller's own connection.
+    `conn` is the caller's own connection.
     """
 
     async def schedule(
@@ -58,39 +61,14 @@ class Scheduler(Protocol):
         """Writes the task, or finds the one that holds its key; the surviving task comes back."""
         ...
 
-    async def cancel(
-        self,
-        id: int | None = None,
-        *,
-        kind: str | None = None,
-        key: str | None = None,
-        conn: AnyConnection | None = None,
-    ) -> Cancel:
+    async def cancel_target(self, target: Target, conn: AnyConnection | None = None) -> Cancel:
         """Cancels a task, or asks a running one to end."""
         ...
 
-    async def reschedule(
-        self,
-        id: int | None = None,
-        *,
-        kind: str | None = None,
-        key: str | None = None,
-        delay_us: int | None = None,
-        execute_at_us: int | None = None,
-        conn: AnyConnection | None = None,
+    async def move_target(
+        self, target: Target, when: When, conn: AnyConnection | None = None
     ) -> Reschedule:
-        """Moves a pending task; exactly one of the instant and the delay is given."""
-        ...
-
-    async def run_now(
-        self,
-        id: int | None = None,
-        *,
-        kind: str | None = None,
-        key: str | None = None,
-        conn: AnyConnection | None = None,
-    ) -> Reschedule:
-        """Makes a pending task due now."""
+        """Moves a pending task."""
         ...
 
 
@@ -142,6 +120,7 @@ class Handler(Generic[P, R_co]):
         """Keyword arguments from stored JSON; ArgumentsRefused if they do not fit."""
         self.encode = self._codec.encode
         """(args, kwargs) as JSON text; InvalidArgument names the parameter."""
+        self._plain: BoundHandler[P] = BoundHandler(self)
 
     def __repr__(self) -> str:
         return f"<Handler {self.kind!r} {self.place}>"
@@ -154,11 +133,11 @@ class Handler(Generic[P, R_co]):
 
     async def after(self, delay: Delay, /, *args: P.args, **kwargs: P.kwargs) -> ScheduledTask:
         """Schedules a task after a delay (timedelta, or seconds), counted by the database."""
-        return await BoundHandler(self).after(delay, *args, **kwargs)
+        return await self._plain.after(delay, *args, **kwargs)
 
     async def at(self, instant: datetime, /, *args: P.args, **kwargs: P.kwargs) -> ScheduledTask:
         """Schedules a task at an aware datetime; one in the past is due now."""
-        return await BoundHandler(self).at(instant, *args, **kwargs)
+        return await self._plain.at(instant, *args, **kwargs)
 
     def options(self, **options: Unpack[CallOptions]) -> BoundHandler[P]:
         """The same verbs with a key, a priority, a connection of the caller's, …"""
@@ -172,8 +151,7 @@ class Handler(Generic[P, R_co]):
         conn: AnyConnection | None = None,
     ) -> Cancel:
         """Cancels a task of this kind by key, or any task by id. The answer is final."""
-        id_, kind, key = check_target(id, self.kind, key)
-        return await self.scheduler.cancel(id_, kind=kind, key=key, conn=conn)
+        return await self.scheduler.cancel_target(check_target(id, self.kind, key), conn)
 
     async def reschedule(
         self,
@@ -185,11 +163,8 @@ class Handler(Generic[P, R_co]):
         conn: AnyConnection | None = None,
     ) -> Reschedule:
         """Moves a pending task to `delay` from now, or to the instant `at`."""
-        id_, kind, key = check_target(id, self.kind, key)
-        delay_us, execute_at_us = parse_when(delay, at)
-        return await self.scheduler.reschedule(
-            id_, kind=kind, key=key, delay_us=delay_us, execute_at_us=execute_at_us, conn=conn
-        )
+        target = check_target(id, self.kind, key)
+        return await self.scheduler.move_target(target, parse_when(delay, at), conn)
 
     async def run_now(
         self,
@@ -199,8 +174,7 @@ class Handler(Generic[P, R_co]):
         conn: AnyConnection | None = None,
     ) -> Reschedule:
         """Makes a pending task due at once."""
-        id_, kind, key = check_target(id, self.kind, key)
-        return await self.scheduler.run_now(id_, kind=kind, key=key, conn=conn)
+        return await self.scheduler.move_target(check_target(id, self.kind, key), NOW, conn)
 
 
 class PlainHandler(Handler[P, R_co]):
@@ -220,15 +194,16 @@ class ContextHandler(Handler[P, R_co]):
 
 
 class BoundHandler(Generic[P]):
-    """A handler together with the options of one call."""
+    """A handler together with the options of one call, or of many: they are checked once."""
 
-    __slots__ = ("_conn", "_handler", "_options")
+    __slots__ = ("_conn", "_form", "_handler")
 
     def __init__(self, handler: Handler[P, object], **options: Unpack[CallOptions]) -> None:
         self._handler = handler
         self._conn = options.pop("conn", None)
         options.setdefault("priority", handler.policy.priority)
-        self._options: RequestOptions = options
+        others: RequestOptions = options
+        self._form = RequestForm(handler.kind, **others)
 
     async def after(self, delay: Delay, /, *args: P.args, **kwargs: P.kwargs) -> ScheduledTask:
         """Schedules a task after a delay (timedelta, or seconds), counted by the database."""
@@ -241,12 +216,12 @@ class BoundHandler(Generic[P]):
     def request_after(self, delay: Delay, /, *args: P.args, **kwargs: P.kwargs) -> TaskRequest:
         """What `after` would send, for `schedule_many` and other transports."""
         payload = self._handler.encode(args, kwargs)
-        return build_request(self._handler.kind, payload, delay=delay, **self._options)
+        return self._form.fill(payload, parse_when(delay, MISSING))
 
     def request_at(self, instant: datetime, /, *args: P.args, **kwargs: P.kwargs) -> TaskRequest:
         """What `at` would send, for `schedule_many` and other transports."""
         payload = self._handler.encode(args, kwargs)
-        return build_request(self._handler.kind, payload, at=instant, **self._options)
+        return self._form.fill(payload, parse_when(MISSING, instant))
 
     async def _send(self, request: TaskRequest) -> ScheduledTask:
         return await self._handler.scheduler.schedule(request, self._conn)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import asyncpg
 
-from delayq.errors import DatabaseTimeout, DelayQError, TransactionConflict
+from delayq.errors import DatabaseError, DatabaseTimeout, DelayQError, TransactionConflict
 from delayq.failures import DRIVER_ERRORS, sqlstate_of, translate, translated
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ ASK_AGAIN: Final = "the outcome is unknown; asking again is safe"
 _TRIES: Final = 4  # at a deadlock or a serialization failure of our own statement
 _BRIEFLY_MS: Final = 50
 _SHARED: Final = 3  # one each for the shared schedules, cancels and moves
+_LOCKED: Final = "another transaction holds a lock on the task; nothing was done"
 
 
 class Lanes:
@@ -60,25 +61,21 @@ class Lanes:
 
         `work` is given the connection and how long it may wait, in milliseconds.
         """
-        with suppress(_LockedError):
+        with suppress(LockHeld):
             return await self.brief(lambda conn: work(conn, _BRIEFLY_MS), doubt)
         return await self.patient(lambda conn: work(conn, self._lock_limit_ms), doubt)
 
     async def patient(self, work: Work[T], doubt: str = ASK_AGAIN) -> T:
         """Run what may wait for a lock, within the limit of the session."""
         async with self._patient:
-            try:
-                return await self.shared(work, doubt)
-            except _LockedError:
-                pass
-        raise DatabaseTimeout("another transaction holds a lock on the task; nothing was done")
+            return await self.shared(work, doubt)
 
     async def _once(self, work: Work[T], doubt: str) -> T:
         conn = await self._acquire()
         try:
             return await work(conn)
         except asyncpg.LockNotAvailableError:
-            raise _LockedError from None
+            raise LockHeld(_LOCKED) from None
         except DRIVER_ERRORS as error:
             raise _told(error, doubt) from None
         finally:
@@ -92,14 +89,19 @@ class Lanes:
                 return await self._pool.acquire()
 
 
-class _LockedError(DelayQError):
+class LockHeld(DatabaseTimeout):
     """A lock was not given in the time allowed; the statement did nothing."""
 
 
 def _told(error: Exception, doubt: str) -> DelayQError:
     """The error in delayq's words, and what to do if nobody knows whether it was done."""
     told = translate(error)
-    return type(told)(f"{told}; {doubt}") if _is_doubtful(error) else told
+    if not _is_doubtful(error):
+        return told
+    doubted = type(told)(f"{told}; {doubt}")
+    if isinstance(doubted, DatabaseError):
+        doubted.in_doubt, doubted.sqlstate = True, sqlstate_of(error)
+    return doubted
 
 
 def _is_doubtful(error: Exception) -> bool:

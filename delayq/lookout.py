@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from delayq.errors import DelayQError
@@ -18,6 +18,7 @@ from delayq.timer_heap import Timer
 
 if TYPE_CHECKING:
     from delayq.commons import Commons
+    from delayq.holdings import Holdings
     from delayq.lease import Lease
     from delayq.store import Found
 
@@ -30,25 +31,32 @@ _MOST_TRIES: Final = 10_000
 class _Firing(Protocol):
     """What the lookout needs from the dispatcher, which stands above it."""
 
-    held: set[int]
-    rearm: Callable[[Timer, bool], None]
-
     @property
     def free(self) -> int: ...
     def offer(self, timers: Iterable[Timer]) -> None: ...
     def forget(self, task_id: int, kind: str) -> None: ...
 
 
+class _Arming(Protocol):
+    """What it needs from the timers, which stand above it too."""
+
+    def arm(self, timer: Timer, here: bool = False) -> None: ...
+
+
 class Lookout:
     """The looks of one incarnation. `run` is its loop."""
 
-    def __init__(self, commons: Commons, dispatcher: _Firing) -> None:
+    def __init__(
+        self, commons: Commons, holdings: Holdings, dispatcher: _Firing, timers: _Arming
+    ) -> None:
         self._store = commons.store
         self._monotonic = commons.clock
         self._clock = commons.database_clock
         self._counters = commons.counters
         self._longest_us = commons.sweep_us
+        self._holds = holdings.holds
         self._dispatcher = dispatcher
+        self._timers = timers
         self._looks: deque[tuple[Timer, bool]] = deque()  # (timer, for the understudy)
         self._wake = asyncio.Event()
         self._tries: dict[int, int] = {}
@@ -60,8 +68,8 @@ class Lookout:
 
     def stand_in(self, timers: Iterable[Timer]) -> None:
         """The understudy's turn: fire those that are still pending."""
-        held = self._dispatcher.held
-        self._looks.extend((timer, True) for timer in timers if timer.id not in held)
+        holds = self._holds
+        self._looks.extend((timer, True) for timer in timers if not holds(timer.id))
         self._wake.set()
 
     def leased(self, leases: Iterable[Lease]) -> None:
@@ -104,12 +112,12 @@ class Lookout:
 
     def _decide_standing_in(self, timer: Timer, row: Found | None, now_us: int) -> None:
         dispatcher = self._dispatcher
-        if row is None or row.state != "pending" or timer.id in dispatcher.held:
+        if row is None or row.state != "pending" or self._holds(timer.id):
             return
         if row.execute_at_us > now_us or dispatcher.free <= 0:
             # moved, or we are busy ourselves: it stays with the understudy
             at_us = max(now_us, row.execute_at_us)
-            dispatcher.rearm(Timer(timer.id, at_us, timer.kind, timer.priority), False)
+            self._timers.arm(Timer(timer.id, at_us, timer.kind, timer.priority))
             return
         self._counters.understudied += 1
         dispatcher.offer((Timer(timer.id, row.execute_at_us, timer.kind, timer.priority),))
@@ -121,8 +129,7 @@ class Lookout:
         elif row.execute_at_us > now_us:
             self._tries.pop(timer.id, None)
             self._dispatcher.forget(timer.id, timer.kind)
-            moved = Timer(timer.id, row.execute_at_us, timer.kind, timer.priority)
-            self._dispatcher.rearm(moved, False)
+            self._timers.arm(Timer(timer.id, row.execute_at_us, timer.kind, timer.priority))
         else:
             self.try_again(timer)
 
@@ -135,4 +142,4 @@ class Lookout:
         wait_us = min(self._longest_us, _AGAIN_FIRST_US << min(tries, 20))
         self._dispatcher.forget(timer.id, timer.kind)
         again = Timer(timer.id, self._clock.now_us() + wait_us, timer.kind, timer.priority)
-        self._dispatcher.rearm(again, True)
+        self._timers.arm(again, here=True)

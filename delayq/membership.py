@@ -26,7 +26,7 @@ from delayq.errors import DelayQError
 from delayq.judge import Judge
 from delayq.log import log
 from delayq.model import NodeState
-from delayq.policy import may_fire, trusted_until_us
+from delayq.policy import may_fire
 from delayq.statements import statement
 
 _MARGIN_SHARE: Final = 10
@@ -273,11 +273,6 @@ class Membership:
             self._over = True  # the node's loop is closed: nobody to beat for
             if self._stop is not None:
                 self._stop.set()
-
-    @property
-    def trusted_until_us(self) -> int:
-        """Until when (boottime) the last beat lets this node fire."""
-        return trusted_until_us(self._sent_us, self._ttl_us, self._margin_us)
 
 
 def _news(state: str | None, nodes: list[dict[str, Any]], paused: frozenset[str]) -> News:

@@ -32,6 +32,10 @@ class Counters:
     leased: int = 0
     missed_leases: int = 0
     """ids in lease batches that came back empty"""
+    loop_lag_p50_us: int = 0
+    """how late the event loop was in the last minute"""
+    loop_lag_p99_us: int = 0
+    loop_lag_max_us: int = 0
 
     def snapshot(self) -> dict[str, int]:
         """All counters by name."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 from delayq.clock import Clock
 from delayq.database import close, is_transient
-from delayq.errors import DatabaseError, DelayQError, InvalidArgument
+from delayq.errors import DatabaseError, DelayQError, InvalidArgument, InvalidSettings
 from delayq.incarnation import Incarnation
 from delayq.log import log
+from delayq.loops import EventLoop, new_event_loop
 from delayq.migrate import check_schema
 
 if TYPE_CHECKING:
@@ -180,14 +181,18 @@ async def run_node(node: Node) -> int:
     return 0 if len(received) < 2 else 128 + received[1]
 
 
-def run_process(main: Coroutine[None, None, int]) -> int:
-    """Run `main` in an event loop of its own; its result.
+def run_process(main: Coroutine[None, None, int], event_loop: EventLoop = "auto") -> int:
+    """Run `main` in an event loop of its own; its result. Raises as `new_event_loop`.
 
     If handlers are left that ignore their cancellation, the process leaves on the spot with that
     status: waiting for them is what `drain_timeout` was for.
     """
+    try:
+        loop = new_event_loop(event_loop)
+    except InvalidSettings:
+        main.close()
+        raise
     _spare_the_collector()
-    loop = asyncio.new_event_loop()
     status = 1
     try:
         status = loop.run_until_complete(main)

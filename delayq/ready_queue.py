@@ -82,14 +82,13 @@ class Admission:
 
 
 class ReadyQueue:
-    """What is due and not yet leased. Knows every id in it."""
+    """What is due and not yet leased."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._fresh = Lane()
         self._backlog = Lane()
         self._aside: dict[str, list[tuple[int, int, int]]] = {}  # heaps of (-priority, at_us, id)
-        self._aside_count = 0
         self._owed = 0  # what backlog is owed of the takes so far, in quarters
         self.full_kinds: set[str] = set()
         """kinds with a long line at their limit: no more of them is to be read"""
@@ -97,9 +96,6 @@ class ReadyQueue:
         """let go since somebody last looked"""
         self.reopened = False
         """a line has grown short: what was let go may be read again"""
-
-    def __len__(self) -> int:
-        return len(self._fresh) + len(self._backlog) + self._aside_count
 
     @property
     def takeable(self) -> int:
@@ -151,7 +147,6 @@ class ReadyQueue:
             self.dropped.append(timer)
             return
         heappush(heap, (-timer.priority, timer.at_us, timer.id))
-        self._aside_count += 1
 
     def release(self, kind: str, now_us: int) -> None:
         """A task of a limited kind is over: the first of each kind that waits may try again."""
@@ -160,21 +155,12 @@ class ReadyQueue:
         for waiting, heap in self._aside.items():
             if heap:
                 timer = _timer(waiting, heappop(heap))
-                self._aside_count -= 1
                 fresh = timer.at_us >= now_us - _FRESH_US
                 lane = self._fresh if fresh else self._backlog
                 lane.queue(timer.priority).appendleft(timer)  # it has waited before
             if waiting in self.full_kinds and len(heap) < _MOST_ASIDE // 4:
                 self.full_kinds.discard(waiting)
                 self.reopened = True
-
-    def clear(self) -> list[Timer]:
-        """Empty it; what was in it, in no order."""
-        left = self._fresh.pop(len(self._fresh)) + self._backlog.pop(len(self._backlog))
-        left += [_timer(kind, entry) for kind, heap in self._aside.items() for entry in heap]
-        self._aside.clear()
-        self._aside_count = 0
-        return left
 
 
 def _timer(kind: str, entry: tuple[int, int, int]) -> Timer:

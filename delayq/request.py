@@ -5,7 +5,7 @@ Separate from how the request travels, so that the client, other drivers and HTT
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from typing import Final, Literal, TypeAlias, TypedDict, Unpack
@@ -16,6 +16,13 @@ from delayq.model import OnConflict, TaskRequest
 from delayq.payload import encode_payload
 
 HeaderValue: TypeAlias = str | int | float | bool | None
+Target: TypeAlias = int | tuple[str, str]
+"""The task that a verb is about: its id, or (kind, key) of a live one."""
+Targets: TypeAlias = list[int] | tuple[str, str]
+"""The tasks that a bulk verb is about: their ids, or (kind, key_prefix) of live ones."""
+When: TypeAlias = tuple[int | None, int | None]
+"""(delay in microseconds, instant in microseconds since 1970), one of them None."""
+NOW: Final[When] = (0, None)
 
 MAX_NAME_BYTES = 500
 MAX_HEADER_BYTES = 16_384
@@ -47,6 +54,34 @@ class RequestOptions(TypedDict, total=False):
     headers: Mapping[str, HeaderValue] | None
 
 
+class RequestForm:
+    """Everything about a request but payload and instant, checked once: for many of one kind.
+
+    InvalidArgument names the first field that is wrong.
+    """
+
+    __slots__ = ("_kind", "_options")
+
+    def __init__(self, kind: str, **options: Unpack[RequestOptions]) -> None:
+        _check_options(options)
+        self._kind = check_name(kind, "kind")
+        self._options = (
+            _optional_name(options.get("key"), "key"),
+            check_on_conflict(options.get("on_conflict", OnConflict.KEEP)),
+            _optional_name(options.get("idempotency_key"), "idempotency_key"),
+            check_priority(options.get("priority", 0)),
+            _optional_attempts(options.get("max_attempts")),
+            _optional_ms(options.get("timeout"), "timeout"),
+            _optional_ms(options.get("misfire_grace"), "misfire_grace"),
+            encode_headers(options.get("headers")),
+        )
+
+    def fill(self, payload: str, when: When) -> TaskRequest:
+        """The request with this payload, to run at this time; both are checked already."""
+        delay_us, execute_at_us = when
+        return TaskRequest(self._kind, payload, delay_us, execute_at_us, *self._options)
+
+
 def build_request(
     kind: str,
     payload: str = "{}",
@@ -61,31 +96,11 @@ def build_request(
     `timeout`, `misfire_grace` and `max_attempts` that are not given stay None: the handler's
     policy then decides. InvalidArgument names the first field that is wrong.
     """
-    _check_options(options)
-    delay_us, execute_at_us = parse_when(delay, at)
-    max_attempts, timeout, grace = (
-        options.get("max_attempts"),
-        options.get("timeout"),
-        options.get("misfire_grace"),
-    )
-    return TaskRequest(
-        kind=check_name(kind, "kind"),
-        payload=payload,
-        delay_us=delay_us,
-        execute_at_us=execute_at_us,
-        key=_optional_name(options.get("key"), "key"),
-        on_conflict=check_on_conflict(options.get("on_conflict", OnConflict.KEEP)),
-        idempotency_key=_optional_name(options.get("idempotency_key"), "idempotency_key"),
-        priority=check_priority(options.get("priority", 0)),
-        max_attempts=None if max_attempts is None else check_max_attempts(max_attempts),
-        timeout_ms=None if timeout is None else duration_to_ms(timeout, "timeout"),
-        misfire_grace_ms=None if grace is None else duration_to_ms(grace, "misfire_grace"),
-        headers=encode_headers(options.get("headers")),
-    )
+    return RequestForm(kind, **options).fill(payload, parse_when(delay, at))
 
 
-def parse_when(delay: Delay | Maybe, at: datetime | Maybe) -> tuple[int | None, int | None]:
-    """(delay in microseconds, instant in microseconds since 1970), one of them None."""
+def parse_when(delay: Delay | Maybe, at: datetime | Maybe) -> When:
+    """When a task is to run, from the two ways to say it; exactly one of them is to be given."""
     if at is MISSING:
         if delay is MISSING:
             raise InvalidArgument("delay", "give a delay, or an instant with `at`")
@@ -108,15 +123,33 @@ def check_name(value: object, field: str) -> str:
     return str.__str__(value)
 
 
-def check_target(
-    id: int | None, kind: str | None, key: str | None
-) -> tuple[int | None, str | None, str | None]:
-    """(id, None, None) or (None, kind, key) of the task that a verb is about."""
+def check_target(id: int | None, kind: str | None, key: str | None) -> Target:
+    """The task that a verb is about. With an id the kind is not looked at."""
     if (id is None) == (key is None):
         raise InvalidArgument("id", "name the task either by id or by kind and key")
     if id is not None:
-        return _whole(id, "id", 1, MAX_ID), None, None
-    return None, check_name(_given(kind), "kind"), check_name(_given(key), "key")
+        return check_id(id)
+    return check_name(_given(kind), "kind"), check_name(_given(key), "key")
+
+
+def check_id(value: object) -> int:
+    """The id of a task: a whole number above 0."""
+    return _whole(value, "id", 1, MAX_ID)
+
+
+def check_targets(ids: Iterable[int] | None, kind: str | None, key_prefix: str | None) -> Targets:
+    """The tasks that a bulk verb is about; each id once, in order. The prefix is plain text."""
+    if (ids is None) == (key_prefix is None) or (ids is not None and kind is not None):
+        raise InvalidArgument("ids", "name the tasks either by ids or by kind and key_prefix")
+    if ids is not None:
+        return sorted({check_id(id) for id in ids})
+    if key_prefix == "":
+        raise InvalidArgument(
+            "key_prefix",
+            "must not be empty: that would be every task of the kind that has a key; give the "
+            "ids of those that you mean",
+        )
+    return check_name(_given(kind), "kind"), check_name(key_prefix, "key_prefix")
 
 
 def check_on_conflict(value: object) -> OnConflict:
@@ -159,6 +192,14 @@ def _is_header(item: tuple[object, object]) -> bool:
 
 def _optional_name(value: str | None, field: str) -> str | None:
     return None if value is None else check_name(value, field)
+
+
+def _optional_attempts(value: int | None) -> int | None:
+    return None if value is None else check_max_attempts(value)
+
+
+def _optional_ms(value: Delay | None, field: str) -> int | None:
+    return None if value is None else duration_to_ms(value, field)
 
 
 def _given(value: str | None) -> str:

@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from delayq.errors import InvalidSettings
+from delayq.loops import EventLoop
 
 PREFIX = "DELAYQ_"
 
@@ -139,6 +140,11 @@ class Settings(BaseSettings):
         _Days, Field(description="idempotency keys are kept this long after the end")
     ] = 30
 
+    # --- the process -------------------------------------------------------------------------
+    event_loop: Annotated[
+        EventLoop, Field(description="of `delayq run`; auto: uvloop if it is installed")
+    ] = "auto"
+
     # --- logs --------------------------------------------------------------------------------
     log_level: Annotated[LogLevel, Field(description="lowest level that the CLI writes")] = "INFO"
     log_format: Annotated[LogFormat, Field(description="auto: human on a terminal, else json")] = (
@@ -155,7 +161,7 @@ class Settings(BaseSettings):
     def _upper(cls, value: object) -> object:
         return value.upper() if isinstance(value, str) else value
 
-    @field_validator("log_format", mode="before")
+    @field_validator("log_format", "event_loop", mode="before")
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value

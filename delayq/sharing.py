@@ -7,25 +7,23 @@ is left out, and its caller goes alone to wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
+from delayq.batches import BATCH_BYTES, size_of
 from delayq.batching import Batcher
 from delayq.failures import is_transient
 from delayq.model import Cancel, Reschedule, ScheduledTask, TaskRequest
-from delayq.task_store import Move
+from delayq.task_rows import Move
 
 if TYPE_CHECKING:
     from delayq.lanes import Lanes
-    from delayq.task_store import AnyConnection, TaskStore
+    from delayq.task_store import TaskStore
 
-Numbered: TypeAlias = tuple[int, TaskRequest]
-
-MAX_ROWS: Final = 500
-MAX_BYTES: Final = 4 * 1_048_576
+_MAX_ROWS: Final = 500
 _MAX_WAITING: Final = 10_000
 
-MAY_BE_THERE: Final = (
+_MAY_BE_THERE: Final = (
     "the outcome is unknown: the task may have been scheduled; with an idempotency_key it would be "
     "safe to schedule it again"
 )
@@ -39,21 +37,21 @@ class Sharing:
         self._store = store
         self._schedules = Batcher[TaskRequest, ScheduledTask](
             self._schedule_batch,
-            max_size=MAX_ROWS,
+            max_size=_MAX_ROWS,
             max_waiting=_MAX_WAITING,
             unsplittable=is_transient,
-            size_of=_size_of,
-            max_bytes=MAX_BYTES,
+            size_of=size_of,
+            max_bytes=BATCH_BYTES,
         )
         self._cancels = Batcher[int, Cancel | None](
             self._cancel_batch,
-            max_size=MAX_ROWS,
+            max_size=_MAX_ROWS,
             max_waiting=_MAX_WAITING,
             unsplittable=is_transient,
         )
         self._moves = Batcher[Move, Reschedule | None](
             self._move_batch,
-            max_size=MAX_ROWS,
+            max_size=_MAX_ROWS,
             max_waiting=_MAX_WAITING,
             unsplittable=is_transient,
         )
@@ -90,11 +88,13 @@ class Sharing:
             request = requests[0]
             return [
                 await self._lanes.shared(
-                    lambda conn: store.schedule_plain(conn, request), MAY_BE_THERE
+                    lambda conn: store.schedule_plain(conn, request), _MAY_BE_THERE
                 )
             ]
         return list(
-            await self._lanes.shared(lambda conn: store.schedule_many(conn, requests), MAY_BE_THERE)
+            await self._lanes.shared(
+                lambda conn: store.schedule_many(conn, requests), _MAY_BE_THERE
+            )
         )
 
     async def _cancel_batch(self, ids: list[int]) -> list[Cancel | Exception | None]:
@@ -108,47 +108,11 @@ class Sharing:
         return [answers[move.id] for move in moves]
 
 
-async def schedule_all(
-    conn: AnyConnection, store: TaskStore, requests: Sequence[TaskRequest]
-) -> list[ScheduledTask]:
-    """Schedule all or none, in a transaction on `conn` (a savepoint, if it is in one).
-
-    Those with keys go in the order of their keys, so that two such calls cannot deadlock.
-    """
-    answers: dict[int, ScheduledTask] = {}
-    plain = [(nr, request) for nr, request in enumerate(requests) if not request.alone]
-    alone = [(nr, request) for nr, request in enumerate(requests) if request.alone]
-    async with conn.transaction():
-        for chunk in _chunks(plain):
-            written = await store.schedule_many(conn, [request for _, request in chunk])
-            answers |= zip((nr for nr, _ in chunk), written, strict=True)
-        for nr, request in sorted(alone, key=_lock_order):
-            answers[nr] = await store.schedule_one(conn, request)
-    return [answers[nr] for nr in range(len(requests))]
-
-
-def _size_of(request: TaskRequest) -> int:
-    """About how many bytes a request adds to a statement."""
-    return len(request.payload) + len(request.headers)
-
-
-def _lock_order(numbered: Numbered) -> tuple[str, str, str, int]:
-    number, request = numbered
-    return request.kind, request.key or "", request.idempotency_key or "", number
-
-
-def _chunks(requests: Iterable[Numbered]) -> list[list[Numbered]]:
-    """The requests in order, in pieces of a size that one statement may have."""
-    pieces: list[list[Numbered]] = []
-    room = 0
-    for numbered in requests:
-        size = _size_of(numbered[1])
-        if not pieces or len(pieces[-1]) == MAX_ROWS or size > room:
-            pieces.append([])
-            room = MAX_BYTES
-        pieces[-1].append(numbered)
-        room -= size
-    return pieces
+def doubt_about(requests: Iterable[TaskRequest]) -> str:
+    """What to say if nobody knows whether these were scheduled."""
+    if all(request.idempotency_key is not None for request in requests):
+        return "the outcome is unknown; schedule again: the idempotency_key makes that safe"
+    return _MAY_BE_THERE
 
 
 def _next_answer(answers: dict[int, Cancel | None], task_id: int) -> Cancel | None:

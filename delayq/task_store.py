@@ -7,53 +7,43 @@ are the driver's: whoever calls translates them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from datetime import datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
-from delayq.errors import KeyTaken
-from delayq.instants import instant_from_us
 from delayq.model import (
     Cancel,
     Discard,
     NodeInfo,
-    NodeState,
+    OnConflict,
     Reschedule,
     Revive,
     ScheduledTask,
     Task,
     TaskRequest,
-    TaskState,
 )
-from delayq.request import MAX_ID
+from delayq.request import MAX_ID, When
 from delayq.statements import statement
+from delayq.task_rows import (
+    Move,
+    Said,
+    in_order,
+    move_columns,
+    node_of,
+    request_columns,
+    said_of,
+    surviving,
+    task_of,
+    unless_locked,
+    written,
+)
 
 if TYPE_CHECKING:
-    import asyncpg
-
     from delayq.database import Connection, PooledConnection
+    from delayq.task_rows import Row
 
     AnyConnection: TypeAlias = Connection | PooledConnection
-    Row: TypeAlias = asyncpg.Record
-
-A = TypeVar("A", bound=StrEnum)
 
 _MAX_NODES = 10_000
-_INSTANTS = ("leased_at", "deadline_at", "started_at", "finished_at")
-_AS_THEY_ARE = (
-    "id kind key idempotency_key priority attempt max_attempts timeout_ms misfire_grace_ms"
-    " interruptions cancel_requested node lateness_us follow_up"
-).split()
-
-
-class Move(NamedTuple):
-    """Where one task is to be moved: so long from now, or to an instant."""
-
-    id: int
-    delay_us: int | None
-    execute_at_us: int | None
 
 
 class TaskStore:
@@ -75,7 +65,7 @@ class TaskStore:
             request.payload, request.headers, request.priority, request.max_attempts,
             request.timeout_ms, request.misfire_grace_ms,
         )  # fmt: skip
-        return _written(request.kind, row)
+        return written(request.kind, row)
 
     async def schedule_one(
         self, conn: AnyConnection, request: TaskRequest, patience_ms: int | None = None
@@ -89,35 +79,30 @@ class TaskStore:
             request.idempotency_key, request.priority, request.max_attempts, request.timeout_ms,
             request.misfire_grace_ms, request.headers, _text(patience_ms),
         )  # fmt: skip
-        if row["outcome"] == "conflict":
-            raise KeyTaken(request.kind, row["id"])
-        return ScheduledTask(
-            id=row["id"],
-            kind=request.kind,
-            created=row["outcome"] not in ("kept", "repeated"),
-            state=None if row["state"] is None else TaskState(row["state"]),
-            execute_at=_instant(row["execute_at_us"]),
-            follow_up=row["follow_up"],
-        )
+        return surviving(request.kind, row)
 
     async def schedule_many(
         self, conn: AnyConnection, requests: Sequence[TaskRequest]
     ) -> list[ScheduledTask]:
         """Write tasks that have neither key nor idempotency key, in this order."""
-        rows = await self._rows(
-            conn,
-            "schedule_many",
-            [r.kind for r in requests],
-            [r.payload for r in requests],
-            [r.delay_us for r in requests],
-            [r.execute_at_us for r in requests],
-            [r.priority for r in requests],
-            [r.max_attempts for r in requests],
-            [r.timeout_ms for r in requests],
-            [r.misfire_grace_ms for r in requests],
-            [r.headers for r in requests],
+        rows = await self._rows(conn, "schedule_many", *request_columns(requests))
+        return [written(r.kind, row) for r, row in zip(requests, rows, strict=True)]
+
+    async def schedule_keyed(
+        self, conn: AnyConnection, requests: Sequence[TaskRequest], patience_ms: int | None = None
+    ) -> list[ScheduledTask]:
+        """Write any tasks, or find those that hold their keys. KeyTaken undoes the statement."""
+        columns = (
+            *request_columns(requests),
+            [r.key for r in requests],
+            [str(r.on_conflict) for r in requests],
+            [r.idempotency_key for r in requests],
+            _text(patience_ms),
         )
-        return [_written(r.kind, row) for r, row in zip(requests, rows, strict=True)]
+        if any(r.on_conflict is OnConflict.ERROR for r in requests):
+            async with conn.transaction():
+                return in_order(requests, await self._rows(conn, "schedule_keyed", *columns))
+        return in_order(requests, await self._rows(conn, "schedule_keyed", *columns))
 
     # --- changing one's mind ------------------------------------------------------------------
 
@@ -131,7 +116,7 @@ class TaskStore:
     ) -> dict[int, Cancel | None]:
         """The answer for each id; None if a stranger holds a lock on the task."""
         rows = await self._rows(conn, "cancel_many", ids, False)
-        return {row["id"]: _unless_locked(Cancel, row["answer"]) for row in rows}
+        return {row["id"]: unless_locked(Cancel, row["answer"]) for row in rows}
 
     async def cancel_key(
         self, conn: AnyConnection, kind: str, key: str, patience_ms: int | None = None
@@ -147,26 +132,40 @@ class TaskStore:
 
         Of two moves of one task the later in the list counts.
         """
-        rows = await self._rows(conn, "reschedule_many", *_columns(moves), True)
+        rows = await self._rows(conn, "reschedule_many", *move_columns(moves), True)
         return {row["id"]: Reschedule(row["answer"]) for row in rows}
 
     async def reschedule_unlocked(
         self, conn: AnyConnection, moves: Sequence[Move]
     ) -> dict[int, Reschedule | None]:
         """The answer for each id; None if a stranger holds a lock on the task."""
-        rows = await self._rows(conn, "reschedule_many", *_columns(moves), False)
-        return {row["id"]: _unless_locked(Reschedule, row["answer"]) for row in rows}
+        rows = await self._rows(conn, "reschedule_many", *move_columns(moves), False)
+        return {row["id"]: unless_locked(Reschedule, row["answer"]) for row in rows}
 
     async def reschedule_key(
         self,
         conn: AnyConnection,
         target: tuple[str, str],
-        when: tuple[int | None, int | None],
+        when: When,
         patience_ms: int | None = None,
     ) -> Reschedule:
-        """Move the holder of (kind, key); `when` is (delay_us, execute_at_us), one of them None."""
-        rows = await self._rows(conn, "reschedule_key", *target, *when, _text(patience_ms))
-        return Reschedule(rows[0]["answer"]) if rows else Reschedule.NOT_FOUND
+        """Move the holder of (kind, key)."""
+        row = await self._row(conn, "reschedule_key", *target, *when, _text(patience_ms))
+        return Reschedule(row["answer"])
+
+    async def cancel_keys(
+        self, conn: AnyConnection, kind: str, keys: Sequence[str], *, wait: bool
+    ) -> dict[str, Said[Cancel] | None]:
+        """Cancel the holders of keys, and what waits under them. None: a stranger's lock."""
+        rows = await self._rows(conn, "cancel_keys", kind, keys, wait)
+        return {row["key"]: said_of(Cancel, row) for row in rows}
+
+    async def reschedule_keys(
+        self, conn: AnyConnection, kind: str, keys: Sequence[str], when: When, *, wait: bool
+    ) -> dict[str, Said[Reschedule] | None]:
+        """Move the holders of keys. None: a stranger holds a lock on the task."""
+        rows = await self._rows(conn, "reschedule_keys", kind, keys, *when, wait)
+        return {row["key"]: said_of(Reschedule, row) for row in rows}
 
     async def revive_many(
         self, conn: AnyConnection, ids: Sequence[int], spread_us: int
@@ -185,12 +184,19 @@ class TaskStore:
     async def get(self, conn: AnyConnection, task_id: int) -> Task | None:
         """The task, wherever it is now."""
         rows = await self._rows(conn, "get", task_id)
-        return _task(rows[0]) if rows else None
+        return task_of(rows[0]) if rows else None
 
     async def key_holder(self, conn: AnyConnection, kind: str, key: str) -> int | None:
         """The id of the live task that holds a key."""
         rows = await self._rows(conn, "key_holder", kind, key)
         return rows[0]["id"] if rows else None
+
+    async def keys_page(
+        self, conn: AnyConnection, target: tuple[str, str], beyond: str, limit: int
+    ) -> list[str]:
+        """The next keys of live tasks, in the order of their bytes; `target` is (kind, prefix)."""
+        rows = await self._rows(conn, "keys_page", *target, beyond, limit)
+        return [row["key"] for row in rows]
 
     async def list_live(
         self,
@@ -201,7 +207,7 @@ class TaskStore:
     ) -> list[Task]:
         """A page of live tasks by id; `filters` are (kind, state, key), None for any."""
         rows = await self._rows(conn, "list_live", after_id or 0, *filters, limit)
-        return [_task(row) for row in rows]
+        return [task_of(row) for row in rows]
 
     async def list_dead(
         self,
@@ -212,7 +218,7 @@ class TaskStore:
     ) -> list[Task]:
         """A page of dead tasks by id; `filters` are (kind, key)."""
         rows = await self._rows(conn, "list_dead", after_id or 0, *filters, limit)
-        return [_task(row) for row in rows]
+        return [task_of(row) for row in rows]
 
     async def list_history(
         self,
@@ -224,7 +230,7 @@ class TaskStore:
         """A page of finished tasks, the highest ids first; `filters` are (kind, state, key)."""
         beyond = MAX_ID if after_id is None else after_id
         rows = await self._rows(conn, "list_history", beyond, *filters, limit)
-        return [_task(row) for row in rows]
+        return [task_of(row) for row in rows]
 
     # --- nodes and kinds ----------------------------------------------------------------------
 
@@ -234,7 +240,7 @@ class TaskStore:
 
     async def nodes(self, conn: AnyConnection) -> list[NodeInfo]:
         """Every node that has a row, oldest first."""
-        return [_node(row) for row in await self._rows(conn, "nodes", _MAX_NODES)]
+        return [node_of(row) for row in await self._rows(conn, "nodes", _MAX_NODES)]
 
     async def ask_drain(self, conn: AnyConnection, node_id: int) -> bool:
         """Ask a node to drain; False if there is none that could."""
@@ -250,64 +256,5 @@ class TaskStore:
         return row
 
 
-def _written(kind: str, row: Row) -> ScheduledTask:
-    at = instant_from_us(row["execute_at_us"])
-    return ScheduledTask(row["id"], kind, created=True, state=TaskState.PENDING, execute_at=at)
-
-
-def _columns(moves: Sequence[Move]) -> tuple[list[int], list[int | None], list[int | None]]:
-    return (
-        [move.id for move in moves],
-        [move.delay_us for move in moves],
-        [move.execute_at_us for move in moves],
-    )
-
-
-def _unless_locked(answers: type[A], answer: str) -> A | None:
-    return None if answer == "locked" else answers(answer)
-
-
-def _task(row: Row) -> Task:
-    fields: dict[str, Any] = {name: row[name] for name in _AS_THEY_ARE}
-    fields |= {name: _instant(row[f"{name}_us"]) for name in _INSTANTS}
-    return Task(
-        state=TaskState(row["state"]),
-        payload=_read(row["payload"]),
-        headers=_read(row["headers"]),
-        errors=_read(row["errors"]),
-        due_at=instant_from_us(row["due_at_us"]),
-        execute_at=instant_from_us(row["execute_at_us"]),
-        created_at=instant_from_us(row["created_at_us"]),
-        **fields,
-    )
-
-
-def _node(row: Row) -> NodeInfo:
-    return NodeInfo(
-        id=row["id"],
-        name=row["name"],
-        host=row["host"],
-        pid=row["pid"],
-        version=row["version"],
-        kinds=list(row["kinds"]),
-        state=NodeState(row["state"]),
-        started_at=instant_from_us(row["started_at_us"]),
-        expires_at=instant_from_us(row["expires_at_us"]),
-        counters=_read(row["counters"]),
-    )
-
-
-def _instant(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else instant_from_us(microseconds)
-
-
 def _text(number: int | None) -> str | None:
     return None if number is None else str(number)
-
-
-def _read(text: str | None) -> Any:
-    """JSON that anybody may have inserted: what Python cannot read stays text."""
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        return text

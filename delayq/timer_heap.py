@@ -58,11 +58,6 @@ class TimerHeap:
         self._not_later_than = 0
         self._cut_us: int | None = None
 
-    @property
-    def limit(self) -> int:
-        """How many timers may be held."""
-        return self._limit
-
     def __len__(self) -> int:
         return len(self._live)
 
@@ -168,11 +163,6 @@ class TimerHeap:
             return None
         self._not_later_than = max(self._live.values())
         return self._not_later_than >> _AT_SHIFT
-
-    def shrink_to(self, count: int) -> int | None:
-        """Drop the latest timers beyond `count`; the earliest instant dropped, or None."""
-        beyond = len(self._live) - count
-        return self._drop(self._latest(beyond)) if beyond > 0 else None
 
     @property
     def cut_us(self) -> int | None:

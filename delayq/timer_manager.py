@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from delayq.commons import Commons
     from delayq.dispatcher import Dispatcher
     from delayq.executor import Executor
+    from delayq.holdings import Holdings
     from delayq.timers import Timers
 
 _PAGE_ROWS: Final = 2_000
@@ -44,6 +45,7 @@ class TimerManager:
     def __init__(
         self,
         commons: Commons,
+        holdings: Holdings,
         timers: Timers,
         dispatcher: Dispatcher,
         executor: Executor,
@@ -53,14 +55,16 @@ class TimerManager:
         self._store = commons.store
         self._clock = commons.database_clock
         self._counters = commons.counters
+        self._holdings = holdings
         self._timers = timers
         self._dispatcher = dispatcher
         self._executor = executor
         self._sweep_us = commons.sweep_us
-        self._horizon_us = max(round(settings.horizon_s * 1e6), 3 * self._sweep_us)
+        self._horizon_us = round(settings.horizon_effective_s * 1e6)
         self._understudy_us = settings.understudy_delay_ms * 1000
         self._page_rows = min(_PAGE_ROWS, timers.limit // 4)
         self.served = frozenset(kinds)
+        """the kinds of this node, paused or not"""
         self._kinds = sorted(self.served)
         self._window = Watermarks()
         self._backlog = Watermarks()
@@ -72,7 +76,6 @@ class TimerManager:
         self._snapshot: int | None = None  # xmin from before the first page of the last re-check
         self._server_started_us: int | None = None
         self._server_changed = False
-        timers.low = self._low
 
     # --- ranks and kinds -----------------------------------------------------------------------
 
@@ -156,8 +159,8 @@ class TimerManager:
                 await asyncio.sleep(0.5)
                 self._more.set()
 
-    def _low(self) -> None:
-        """What is held or ready may run out: read on if there is anything to read."""
+    def read_on(self) -> None:
+        """What is held or ready may run out: wake `keep_loaded` if there is anything to read."""
         ready = self._dispatcher.ready
         if ready.reopened:
             # a kind was at its limit, and what waited beyond that was let go
@@ -249,7 +252,7 @@ class TimerManager:
 
     async def _page(self, cursors: Cursors, limit: int, newer_than: int | None) -> Page:
         # what ends while the page is read is still pending in its snapshot: not to be held again
-        self._dispatcher.gone.clear()
+        self._holdings.page_begins()
         page = await self._store.window(cursors, self._kinds, limit, newer_than)
         self._compare_server(page)
         if self._snapshot is None:  # the first load: the first re-check looks for what came since
@@ -276,20 +279,21 @@ class TimerManager:
                 self._backlog_left = False
                 return
             limit = max(1, self._page_rows // len(cursors.buckets))
-            self._dispatcher.gone.clear()
+            self._holdings.page_begins()
             page = await self._store.window(cursors, kinds, limit, None)
             self._offer_backlog(page)
             left = self._backlog.note(cursors, page, limit)
             self._backlog_left = bool(left.buckets)
 
     def _offer_backlog(self, page: Page) -> None:
-        gone, owned, role_of = self._dispatcher.gone, self._timers.owned, self._timers.roles.role
+        has_ended, role_of = self._holdings.has_ended, self._timers.roles.role
+        owned = self._timers.owned
         make = tuple.__new__  # a third of what the named tuple's own constructor costs
         owner = Role.OWNER
         due = [
             make(Timer, (task_id, at_us, kind, priority))
             for task_id, bucket, at_us, kind, priority in page.rows
-            if task_id not in gone and role_of(kind, bucket) is owner
+            if not has_ended(task_id) and role_of(kind, bucket) is owner
         ]
         for timer in due if len(owned) else ():
             owned.discard(timer.id)
@@ -313,7 +317,7 @@ class TimerManager:
         until_us = self._clock.now_us() - 2 * self._understudy_us
         limit = min(_OVERDUE_ROWS, max(1, self._dispatcher.free))
         rows = await self._store.overdue(
-            list(range(BUCKETS)), from_us, until_us, kinds, list(self._dispatcher.held), limit
+            list(range(BUCKETS)), from_us, until_us, kinds, self._holdings.ids(), limit
         )
         timers = [Timer(*row) for row in rows]
         self._counters.foreign += sum(

@@ -19,6 +19,7 @@ from delayq.timer_heap import Timer, TimerHeap
 if TYPE_CHECKING:
     from delayq.commons import Commons
     from delayq.dispatcher import Dispatcher
+    from delayq.holdings import Holdings
 
 Row = tuple[int, int, int, str, int]
 """(id, bucket, execute_at_us, kind, priority)"""
@@ -31,26 +32,30 @@ _STANDBY_GRID_US: Final = 50_000
 
 
 class Timers:
-    """The two heaps of one incarnation. For one event loop."""
+    """The two heaps of one incarnation. For one event loop; connected before anything is armed."""
 
-    def __init__(self, commons: Commons, dispatcher: Dispatcher) -> None:
+    def __init__(self, commons: Commons, holdings: Holdings, dispatcher: Dispatcher) -> None:
         settings = commons.settings
         self._clock = commons.database_clock
+        self._holdings = holdings
         self._dispatcher = dispatcher
-        self._horizon_us = max(round(settings.horizon_s * 1e6), 3 * commons.sweep_us)
+        self._horizon_us = round(settings.horizon_effective_s * 1e6)
         self._understudy_us = settings.understudy_delay_ms * 1000
         self.limit = settings.max_timers
         self._ready_limit = max(2_000, self.limit // 20)
         self.owned = TimerHeap(self.limit)
         self.standby = TimerHeap(self.limit)
         self.roles = Roles()
-        self.low: Callable[[], None] = lambda: None
-        """called when what is held may run out; the timer manager's"""
+        self._low: Callable[[], None]  # see `connect`
         self._owned_alarm = Alarm(self._clock, self.fire)
         self._standby_alarm = Alarm(self._clock, self._fire_standby)
         self.stopped = False
         self._loop = asyncio.get_running_loop()
         self._clock.on_step.append(self._hear_step)
+
+    def connect(self, low: Callable[[], None]) -> None:
+        """Whom to tell that what is held may run out: the timer manager, which is made later."""
+        self._low = low
 
     @property
     def room(self) -> int:
@@ -69,7 +74,7 @@ class Timers:
 
     def arm(self, timer: Timer, here: bool = False) -> None:
         """Hold a timer according to this node's rank for it; `here`: whatever the rank."""
-        if timer.id in self._dispatcher.held:
+        if self._holdings.holds(timer.id):
             return
         role = Role.OWNER if here else self.roles.role(timer.kind, bucket_of(timer.id))
         if role is Role.OWNER:
@@ -110,11 +115,11 @@ class Timers:
         self._arm_standby()
 
     def _hold_some(self, rows: Sequence[Row]) -> None:
-        held, gone, role_of = self._dispatcher.held, self._dispatcher.gone, self.roles.role
-        owned = self.owned.push
+        holds, has_ended = self._holdings.holds, self._holdings.has_ended
+        role_of, owned = self.roles.role, self.owned.push
         now_us = self._clock.now_us()
         for task_id, bucket, at_us, kind, priority in rows:
-            if task_id in held or task_id in gone:
+            if holds(task_id) or has_ended(task_id):
                 continue
             role = role_of(kind, bucket)
             if role is Role.OWNER:
@@ -150,7 +155,7 @@ class Timers:
                 self._dispatcher.offer(timers)
             # a full page: on with the rest after a turn of the loop
             self._arm_owned()
-        self.low()
+        self._low()
 
     def refill(self) -> None:
         """The ready queue has room again."""
@@ -159,7 +164,7 @@ class Timers:
             self.fire()
         else:
             self._arm_owned()  # a full queue left it unarmed, and what it waited for may be gone
-            self.low()
+            self._low()
 
     def _arm_standby(self) -> None:
         at_us = self.standby.next_at_us()

@@ -8,14 +8,16 @@ in a temporary folder that the workers share. DELAYQ_TEST_PG_BIN names other bin
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import functools
 import itertools
 import os
 import secrets
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +39,10 @@ if TYPE_CHECKING:
 TEST_DSN = "DELAYQ_TEST_DSN"
 TEST_PG_BIN = "DELAYQ_TEST_PG_BIN"
 FOLDER = "TESTS_OF_DELAYQ_FOLDER"
+TURNS = "TESTS_OF_DELAYQ_TURNS"
+ABSENT = "TESTS_OF_DELAYQ_ABSENT"
 FOLDER_PREFIX = "delayq-tests-"
+FIGURES = "figures"  # what a test records under this name is printed after all tests
 SERVER_OPTIONS = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -53,6 +58,7 @@ SHORT: dict[str, Any] = {
     "understudy_delay_ms": 500,
 }
 _numbers = itertools.count(1)
+Databases = Callable[[], AbstractAsyncContextManager[str]]
 
 
 # --- what runs, and what did not ------------------------------------------------------------
@@ -63,14 +69,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput") or os.environ.get(TEST_DSN):
+    config.addinivalue_line("markers", "alone: runs while no other test does, on all workers")
+    if hasattr(config, "workerinput"):
         return
     parent = _fast_disk()
     _remove_what_killed_runs_left(parent)
-    # Workers inherit the environment, and with it the folder of the server that they share.
-    folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent)
-    os.environ[FOLDER] = folder
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Workers inherit the environment, and with it the folders that they share: the server's, and
+    # the one of the locks by which they take turns.
+    for name in (FOLDER, TURNS):
+        folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent)
+        os.environ[name] = folder
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def _fast_disk() -> Path:
@@ -105,11 +114,50 @@ def _is_more(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    skipped = terminalreporter.stats.get("skipped", [])
-    reasons = [str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)]
-    missing = Counter(why.split("absent: ", 1)[1] for why in reasons if "absent: " in why)
+    stats = terminalreporter.stats
+    for report in (*stats.get("passed", []), *stats.get("failed", [])):
+        for name, value in report.user_properties:
+            if name == FIGURES and report.when == "call":
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
+    skipped = stats.get("skipped", [])
+    missing = Counter(_reason(report) for report in skipped)
     for what, tests in sorted(missing.items()):
         terminalreporter.write_line(f"ABSENT  {what}: {tests} tests did not run")
+    # for whoever runs several sessions and lists what was absent after the last one
+    if path := os.environ.get(ABSENT):
+        with Path(path).open("a") as file:
+            file.writelines(f"{what}\n" for what in sorted(missing))
+
+
+def _reason(report: Any) -> str:
+    told = report.longrepr
+    reason = str(told[2]) if isinstance(told, tuple) else str(told)
+    return " ".join(reason.removeprefix("Skipped: ").removeprefix("absent: ").split())
+
+
+# --- whose turn it is ---------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # the wait comes before the test's own time limit
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What another worker's test would falsify (milliseconds, open transactions) runs alone."""
+    alone = item.get_closest_marker("alone") is not None
+    with _turn(fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+        return (yield)
+
+
+@contextmanager
+def _turn(kind: int) -> Iterator[None]:
+    folder = Path(os.environ[TURNS])
+    with (folder / "gate").open("w") as gate, (folder / "turn").open("w") as turn:
+        # In the order of arrival: else whoever wants to be alone is passed by for ever.
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(turn, kind)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(turn, fcntl.LOCK_UN)  # a forked child may hold the file open
 
 
 # --- no test reads the settings of whoever runs it -----------------------------------------------
@@ -173,6 +221,12 @@ async def dsn(server: Server) -> AsyncIterator[str]:
     """The DSN of a migrated database that this test has to itself."""
     async with _database(server, server.template) as dsn:
         yield dsn
+
+
+@pytest.fixture
+def databases(server: Server) -> Databases:
+    """Makes such databases, for a test that starts over."""
+    return lambda: _database(server, server.template)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ async def lease(conn: Connection, task_id: int, *, max_attempts: int = 5, kind: 
     )
     rows = await conn.fetch(
         statement("lease"), f"{{{task_id}}}", NODE, next(_nonces), [kind], [max_attempts],
-        [None], [True], 0, 16_384, [], task_id,
+        [None], [True], 0, 16_384, [], task_id, True,
     )  # fmt: skip
     assert len(rows) == 1, "the task was not leased"
     return int(rows[0]["lease_token"])

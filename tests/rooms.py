@@ -17,6 +17,7 @@ from delayq.dispatcher import Dispatcher
 from delayq.executor import Executor
 from delayq.handler_policy import PolicyDefaults
 from delayq.handlers import Registry, Scheduler, make_task_decorator
+from delayq.holdings import Holdings
 from delayq.lease import Lease
 from delayq.metrics import Counters
 from delayq.ranks import ranks
@@ -139,11 +140,10 @@ class FakeDispatcher:
     """Takes what is due and remembers it."""
 
     clock: DatabaseClock
+    holdings: Holdings
     limits: Limits = field(default_factory=dict)
     offered: list[int] = field(default_factory=list)
     offered_us: dict[int, int] = field(default_factory=dict)
-    held: set[int] = field(default_factory=set)
-    gone: set[int] = field(default_factory=set)
     paused: frozenset[str] = frozenset()
     lookout: FakeLookout = field(default_factory=FakeLookout)
     ahead_us: int = 0
@@ -159,8 +159,7 @@ class FakeDispatcher:
 
     def offer(self, timers: Iterable[Timer]) -> None:
         now_us = self.clock.now_us()
-        fresh = [timer for timer in timers if timer.id not in self.held]
-        self.held.update(timer.id for timer in fresh)
+        fresh = self.holdings.take(timers)
         self.offered += [timer.id for timer in fresh]
         self.offered_us.update((timer.id, now_us) for timer in fresh)
         self.ready.push(fresh, now_us)
@@ -169,7 +168,7 @@ class FakeDispatcher:
         """Take whatever may be taken, as if workers were free; they never finish."""
         taken = self.ready.take(10_000)
         dropped, self.ready.dropped = self.ready.dropped, []
-        self.held.difference_update(timer.id for timer in dropped)
+        self.holdings.let_go(timer.id for timer in dropped)
         return taken
 
     def finish(self, kind: str) -> None:
@@ -194,6 +193,7 @@ class Desk:
     """A timer manager, the clock that it goes by, and what it fired into."""
 
     commons: Commons
+    holdings: Holdings
     firing: FakeDispatcher
     running: Running
     timers: Timers
@@ -228,13 +228,14 @@ async def desk(
 ) -> AsyncIterator[Desk]:
     """A timer manager without a rank yet. `changes` are other settings."""
     commons = await make_commons(database, settings.model_copy(update=changes), node)
-    firing = FakeDispatcher(commons.database_clock, limits or {})
-    running = Running()
-    timers = Timers(commons, cast(Dispatcher, firing))
+    holdings, running = Holdings(), Running()
+    firing = FakeDispatcher(commons.database_clock, holdings, limits or {})
+    timers = Timers(commons, holdings, cast(Dispatcher, firing))
     manager = TimerManager(
-        commons, timers, cast(Dispatcher, firing), cast(Executor, running), kinds
+        commons, holdings, timers, cast(Dispatcher, firing), cast(Executor, running), kinds
     )
-    yield Desk(commons, firing, running, timers, manager)
+    timers.connect(manager.read_on)
+    yield Desk(commons, holdings, firing, running, timers, manager)
     timers.stop()
     await commons.store.aclose()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -12,11 +10,11 @@ from typing import Final, TypeAlias
 import click
 
 from delayq.cli.exits import Exit
+from delayq.cli.lists import ListOptions, show_page
 from delayq.cli.options import Invocation, limit_option, pass_invocation, shared_options
-from delayq.cli.output import answer, write_line
-from delayq.cli.place import connection, database
+from delayq.cli.place import connection
 from delayq.cli.signals import run_until_signal
-from delayq.cli.tasks import ListOptions, show_page
+from delayq.cli.tally import Tally, exit_of, report
 from delayq.cli.text import one_line
 from delayq.cli.values import Duration, TaskId
 from delayq.cli.verbs import client
@@ -24,38 +22,13 @@ from delayq.client import Client
 from delayq.database import Database
 from delayq.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, SchemaMissing
 from delayq.model import Discard, Revive, TaskState
+from delayq.place import open_database
 from delayq.report_store import ReportStore
 
 _BATCH: Final = 500
-_IDS_SHOWN: Final = 20
 
 Act: TypeAlias = Callable[[Client, Sequence[int]], Awaitable[Mapping[int, StrEnum]]]
 Chosen: TypeAlias = tuple[int, ...] | str  # ids, or all of a kind
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of many tasks: ids by answer, and those whose row the database refused."""
-
-    answers: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    failed: dict[int, str] = field(default_factory=dict)
-
-    def all_are(self, good: str) -> bool:
-        """True if no task had another answer."""
-        return not self.failed and not self.answers.keys() - {good}
-
-    def document(self, good: str) -> dict[str, object]:
-        """For JSON: how many of each answer, and which tasks had another one than `good`."""
-        return {
-            "answers": {said: len(ids) for said, ids in self.answers.items()},
-            "others": [
-                {"id": str(id), "answer": said}
-                for said, ids in self.answers.items()
-                if said != good
-                for id in ids
-            ],
-            "refused": [{"id": str(id), "error": error} for id, error in self.failed.items()],
-        }
 
 
 @click.group("dead")
@@ -135,13 +108,13 @@ def _chosen(ids: tuple[int, ...], kind: str | None, every: bool) -> Chosen:
     raise click.UsageError("give the ids of the tasks, or --kind with --all")
 
 
-async def _go_through(invocation: Invocation, chosen: Chosen, act: Act) -> Outcome:
-    outcome = Outcome()
+async def _go_through(invocation: Invocation, chosen: Chosen, act: Act) -> Tally:
+    tally = Tally()
     settings = invocation.settings()
-    async with database(settings) as place, client(place, settings) as verbs:
+    async with open_database(settings) as place, client(place, settings) as verbs:
         async for batch in _batches(place, chosen):
-            await _act(verbs, batch, act, outcome)
-    return outcome
+            await _act(verbs, batch, act, tally)
+    return tally
 
 
 async def _batches(place: Database, chosen: Chosen) -> AsyncIterator[Sequence[int]]:
@@ -157,7 +130,7 @@ async def _batches(place: Database, chosen: Chosen) -> AsyncIterator[Sequence[in
             after = ids[-1]
 
 
-async def _act(verbs: Client, batch: Sequence[int], act: Act, outcome: Outcome) -> None:
+async def _act(verbs: Client, batch: Sequence[int], act: Act, tally: Tally) -> None:
     """Act on a batch; on its halves if the database refuses it: one odd row fails alone."""
     try:
         answers = await act(verbs, batch)
@@ -165,31 +138,15 @@ async def _act(verbs: Client, batch: Sequence[int], act: Act, outcome: Outcome) 
         raise
     except DatabaseError as error:
         if len(batch) == 1:
-            outcome.failed[batch[0]] = one_line(error)
+            tally.failed[batch[0]] = one_line(error)
             return
         half = len(batch) // 2
-        await _act(verbs, batch[:half], act, outcome)
-        await _act(verbs, batch[half:], act, outcome)
+        await _act(verbs, batch[:half], act, tally)
+        await _act(verbs, batch[half:], act, tally)
     else:
-        for id, said in answers.items():
-            outcome.answers[str(said)].append(id)
+        tally.add(answers)
 
 
-def _report(invocation: Invocation, outcome: Outcome, good: StrEnum) -> Exit:
-    answer(invocation.json, outcome.document(good), lambda: _show(outcome, good))
-    return Exit.OK if outcome.all_are(good) else Exit.NO
-
-
-def _show(outcome: Outcome, good: StrEnum) -> None:
-    for said, ids in outcome.answers.items():
-        which = "" if said == good else f": {_ids(ids)}"
-        write_line(f"{len(ids)} {said.replace('_', ' ')}{which}")
-    for id, error in outcome.failed.items():
-        write_line(f"task {id} was refused: {error}")
-    if not outcome.answers and not outcome.failed:
-        write_line("no dead tasks")
-
-
-def _ids(ids: Sequence[int]) -> str:
-    more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
-    return ", ".join(map(str, ids[:_IDS_SHOWN])) + more
+def _report(invocation: Invocation, tally: Tally, good: StrEnum) -> Exit:
+    report(invocation, tally, {good}, "no dead tasks")
+    return exit_of(tally, {good})

@@ -11,9 +11,9 @@ from delayq.cli.examine import examine
 from delayq.cli.exits import Exit
 from delayq.cli.options import Invocation, pass_invocation, shared_options
 from delayq.cli.output import answer, write_line
-from delayq.cli.place import database
 from delayq.cli.signals import run_until_signal
 from delayq.cli.text import neutral
+from delayq.place import open_database
 
 _COLOURS: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -35,7 +35,7 @@ def doctor(invocation: Invocation) -> int:
 
 async def _examine(invocation: Invocation) -> list[Check]:
     settings = invocation.settings()
-    async with database(settings) as place:
+    async with open_database(settings) as place:
         return await examine(place, settings, Limits())
 
 

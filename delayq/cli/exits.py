@@ -54,4 +54,6 @@ _BY_ERROR: Final[tuple[tuple[type[BaseException], Exit], ...]] = (
 
 def exit_for(error: BaseException) -> Exit:
     """The exit code of an error; a stranger is a mistake of ours."""
+    if isinstance(error, errors.BulkStopped) and error.__cause__ is not None:
+        error = error.__cause__
     return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.INTERNAL)

@@ -7,10 +7,11 @@ import click
 from delayq.cli.exits import Exit
 from delayq.cli.options import Invocation, pass_invocation, shared_options
 from delayq.cli.output import answer, write_line
-from delayq.cli.place import connection, database
+from delayq.cli.place import connection
 from delayq.cli.signals import run_until_signal
 from delayq.migrate import check_schema, schema_version
 from delayq.migrate import migrate as apply_migrations
+from delayq.place import open_database
 
 
 @click.command("migrate")
@@ -30,7 +31,7 @@ def migrate(invocation: Invocation, check: bool) -> Exit:
 
 
 async def _migrate(invocation: Invocation, *, check: bool) -> tuple[int | None, list[str]]:
-    async with database(invocation.settings()) as place, connection(place) as conn:
+    async with open_database(invocation.settings()) as place, connection(place) as conn:
         if check:
             await check_schema(conn)
             return await schema_version(conn), []

@@ -1,29 +1,22 @@
-"""The verbs about one task: schedule, cancel, reschedule, run-now; and show, list."""
+"""The verbs that change tasks: schedule, cancel, reschedule, run-now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import click
 
+from delayq.cli.bulk import check_prefix_given, prefix_option, say_all
 from delayq.cli.exits import Exit
-from delayq.cli.options import Invocation, limit_option, pass_invocation, shared_options
-from delayq.cli.output import answer, write_fields, write_line, write_table
+from delayq.cli.options import Invocation, pass_invocation, shared_options
+from delayq.cli.output import answer, write_line
 from delayq.cli.signals import run_until_signal
-from delayq.cli.task_view import (
-    TASK_COLUMNS,
-    fields_of,
-    page_document,
-    row_of,
-    scheduled_document,
-    scheduled_text,
-    task_document,
-)
+from delayq.cli.task_view import scheduled_document, scheduled_text
 from delayq.cli.values import Duration, Instant, TaskId, headers_of, payload_text, when, word_of
 from delayq.cli.verbs import verbs_of
-from delayq.model import Cancel, OnConflict, Reschedule, ScheduledTask, Task, TaskRequest, TaskState
+from delayq.model import Cancel, OnConflict, Reschedule, ScheduledTask, TaskRequest
 from delayq.request import build_request
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -131,14 +124,19 @@ async def _schedule(invocation: Invocation, request: TaskRequest) -> ScheduledTa
 
 @click.command("cancel")
 @target_options
+@prefix_option
 @shared_options
 @pass_invocation
-def cancel(invocation: Invocation, **target: Unpack[Target]) -> Exit:
-    """Cancel a task, by ID or by --kind and --key.
+def cancel(invocation: Invocation, key_prefix: str | None, **target: Unpack[Target]) -> Exit:
+    """Cancel a task, by ID or by --kind and --key, or many by --kind and --key-prefix.
 
     Exit code 0: it will not run (cancelled), or it runs just now and was asked to end
-    (cancel_requested). 1: already_finished or not_found.
+    (cancel_requested). 1: already_finished or not_found; of many: there was none.
     """
+    if key_prefix is not None:
+        kind = check_prefix_given(**target)
+        answers = run_until_signal(_cancel_many(invocation, kind, key_prefix))
+        return say_all(invocation, answers, (Cancel.CANCELLED, Cancel.CANCEL_REQUESTED))
     check_target_given(target)
     said = run_until_signal(_cancel(invocation, target))
     no = said in (Cancel.ALREADY_FINISHED, Cancel.NOT_FOUND)
@@ -150,8 +148,14 @@ async def _cancel(invocation: Invocation, target: Target) -> Cancel:
         return await verbs.cancel(**target)
 
 
+async def _cancel_many(invocation: Invocation, kind: str, key_prefix: str) -> Mapping[int, Cancel]:
+    async with verbs_of(invocation) as verbs:
+        return await verbs.cancel_many(kind=kind, key_prefix=key_prefix)
+
+
 @click.command("reschedule")
 @target_options
+@prefix_option
 @when_options
 @shared_options
 @pass_invocation
@@ -159,13 +163,19 @@ def reschedule(
     invocation: Invocation,
     delay: timedelta | None,
     at: datetime | None,
+    key_prefix: str | None,
     **target: Unpack[Target],
 ) -> Exit:
-    """Move a pending task to another instant, by ID or by --kind and --key.
+    """Move a pending task to another instant, by ID or by --kind and --key, or many by --kind
+    and --key-prefix.
 
     Exit code 0: moved, or retry_moved (it had failed before; its attempts still count). 1:
-    running, already_finished, dead or not_found.
+    running, already_finished, dead or not_found; of many: one was running, or there was none.
     """
+    if key_prefix is not None:
+        kind = check_prefix_given(**target)
+        answers = run_until_signal(_reschedule_many(invocation, (kind, key_prefix), delay, at))
+        return say_all(invocation, answers, (Reschedule.MOVED, Reschedule.RETRY_MOVED))
     check_target_given(target)
     return _moved(invocation, target, run_until_signal(_reschedule(invocation, target, delay, at)))
 
@@ -176,6 +186,17 @@ async def _reschedule(
     delay_or_not, at_or_not = when(delay, at)
     async with verbs_of(invocation) as verbs:
         return await verbs.reschedule(**target, delay=delay_or_not, at=at_or_not)
+
+
+async def _reschedule_many(
+    invocation: Invocation, which: tuple[str, str], delay: timedelta | None, at: datetime | None
+) -> Mapping[int, Reschedule]:
+    kind, key_prefix = which
+    delay_or_not, at_or_not = when(delay, at)
+    async with verbs_of(invocation) as verbs:
+        return await verbs.reschedule_many(
+            kind=kind, key_prefix=key_prefix, delay=delay_or_not, at=at_or_not
+        )
 
 
 @click.command("run-now")
@@ -213,76 +234,3 @@ def say(invocation: Invocation, target: Target, said: str, *, no: bool) -> Exit:
     document |= {"kind": target["kind"], "key": target["key"]} if id is None else {}
     answer(invocation.json, document, lambda: write_line(str(said).replace("_", " ")))
     return Exit.NO if no else Exit.OK
-
-
-# --- looking ------------------------------------------------------------------------------------
-
-
-@click.command("show")
-@click.argument("id", type=TaskId())
-@shared_options
-@pass_invocation
-def show(invocation: Invocation, id: int) -> Exit:
-    """Show one task with its payload and errors, wherever it is. Exit code 1: not found."""
-    task = run_until_signal(_get(invocation, id))
-    document = {"task": None if task is None else task_document(task)}
-    answer(invocation.json, document, lambda: _show(task))
-    return Exit.NO if task is None else Exit.OK
-
-
-def _show(task: Task | None) -> None:
-    if task is None:
-        write_line("not found")
-    else:
-        write_fields(fields_of(task))
-
-
-async def _get(invocation: Invocation, id: int) -> Task | None:
-    async with verbs_of(invocation) as verbs:
-        return await verbs.get(id)
-
-
-class ListOptions(TypedDict):
-    """What is listed."""
-
-    state: TaskState | None
-    kind: str | None
-    key: str | None
-    limit: int
-    after_id: int | None
-
-
-@click.command("list")
-@click.option(
-    "--state", type=click.Choice([state.value for state in TaskState]), callback=word_of(TaskState)
-)
-@click.option("--kind")
-@click.option("--key")
-@limit_option(50)
-@click.option("--after", "after_id", type=TaskId(), help="Go on after this id (see `next`).")
-@shared_options
-@pass_invocation
-def list_tasks(invocation: Invocation, **options: Unpack[ListOptions]) -> None:
-    """List live tasks by id, or those of one --state (finished ones from the newest back).
-
-    A page at a time: --after the last id shows the next. Payloads are shown by `show` alone.
-    """
-    show_page(invocation, options)
-
-
-def show_page(invocation: Invocation, options: ListOptions) -> None:
-    """Print one page of tasks."""
-    tasks = run_until_signal(_list(invocation, options))
-    document = page_document(tasks, options["limit"])
-    answer(invocation.json, document, lambda: _show_page(tasks, options["limit"]))
-
-
-async def _list(invocation: Invocation, options: ListOptions) -> list[Task]:
-    async with verbs_of(invocation) as verbs:
-        return await verbs.list(**options)
-
-
-def _show_page(tasks: list[Task], limit: int) -> None:
-    write_table(TASK_COLUMNS, [row_of(task) for task in tasks], "no such tasks")
-    if len(tasks) == limit:
-        write_line(f"… more may follow: --after {tasks[-1].id}")

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from delayq.cli.options import Invocation
-from delayq.cli.place import database
 from delayq.client import Client
 from delayq.database import Database
+from delayq.place import open_database
 from delayq.settings import Settings
 
 
@@ -27,5 +27,5 @@ async def client(place: Database, settings: Settings) -> AsyncIterator[Client]:
 async def verbs_of(invocation: Invocation) -> AsyncIterator[Client]:
     """The verbs on the database that the command is about."""
     settings = invocation.settings()
-    async with database(settings) as place, client(place, settings) as verbs:
+    async with open_database(settings) as place, client(place, settings) as verbs:
         yield verbs

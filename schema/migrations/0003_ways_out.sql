@@ -132,6 +132,9 @@ begin
                attempt = t.attempt - case when s.outcome in ('snooze', 'release', 'unstarted') then 1 else 0 end,
                interruptions = t.interruptions + case when s.outcome = 'release' then 1 else 0 end,
                errors = delayq.errors_with(t.errors, s.error, p_errors_kept),
+               -- when it was asked for: null meant the instant that is moved now
+               due_at = case when s.verdict in ('retry', 'snooze', 'adopt') then coalesce(t.due_at, t.execute_at)
+                             else t.due_at end,
                -- put back at once: it keeps its instant, and so its place in the queue
                execute_at = case when s.outcome in ('release', 'unstarted', 'adopt') and coalesce(s.delay_us, 0) = 0 then t.execute_at
                                  else v_now + coalesce(s.delay_us, 0) * interval '1 microsecond' end
@@ -139,10 +142,10 @@ begin
          where t.id = any(p_ids) and t.id = s.id and s.verdict in ('retry', 'snooze', 'release', 'unstarted', 'adopt')
         returning t.id, t.execute_at, t.priority, t.kind
     ), hinted as (
-        select delayq.hint(array_agg(b.id), array_agg(b.execute_at), array_agg(b.priority), array_agg(b.kind))
+        select delayq.hint(array_agg(b.id), array_agg(b.execute_at::timestamptz), array_agg(b.priority::smallint), array_agg(b.kind::text))
           from back b having count(*) > 0
     )
-    select s.id, s.verdict, b.execute_at
+    select s.id, s.verdict, b.execute_at::timestamptz
       from settled s left join back b on b.id = s.id
      where (select count(*) from hinted) >= 0;
 end $$;

@@ -159,6 +159,111 @@ begin
     raise exception 'the key changes hands faster than it can be looked at' using errcode = '40001';
 end $$;
 
+-- Many tasks in one statement, some of which have keys or idempotency keys: what schedule_one
+-- answers for each, with its place in the arrays. Those whose keys nobody has are written together,
+-- the others one by one; all in the order of their keys, so that two such statements hardly ever
+-- wait for each other in a circle. Ids are drawn in the order of the arrays.
+create function delayq.schedule_keyed(
+    p_kinds text[], p_payloads text[], p_delays_us bigint[], p_execute_at_us bigint[], p_priorities smallint[],
+    p_max_attempts integer[], p_timeouts_ms bigint[], p_misfire_graces_ms bigint[], p_headers text[],
+    p_keys text[], p_on_conflicts text[], p_idempotency_keys text[])
+    returns table (nr bigint, outcome text, id bigint, state text, execute_at_us bigint, follow_up bigint)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := delayq.clock();
+    v_sequence regclass := pg_get_serial_sequence('delayq.tasks', 'id');
+    v_nrs bigint[];                 -- those that look new, and the ids that were drawn for them
+    v_ids bigint[];
+    v_claimed bigint[] := '{}';     -- ids whose idempotency keys are theirs
+    v_written bigint[] := '{}';     -- nrs
+    v_place integer := 1;
+    v_row record;
+begin
+    -- (scalar subqueries, which no statistics can turn into joins that read the tables)
+    select coalesce(array_agg(f.nr), '{}'), coalesce(array_agg(nextval(v_sequence)), '{}') into v_nrs, v_ids
+      from (select r.nr
+              from unnest(p_kinds, p_keys, p_idempotency_keys) with ordinality as r(kind, key, idempotency_key, nr)
+             where (r.key is null
+                    or (select t.id from delayq.tasks t where t.kind = r.kind and t.key = r.key) is null)
+               and (r.idempotency_key is null
+                    or (select i.task_id from delayq.idempotency i
+                         where i.kind = r.kind and i.idempotency_key = r.idempotency_key) is null)
+             order by r.nr) as f;
+
+    if exists (select from unnest(p_idempotency_keys) as i where i is not null) then
+        with claimed as (
+            insert into delayq.idempotency (kind, idempotency_key, task_id)
+            select n.kind, n.idempotency_key, v_ids[n.place]
+              from (select r.*, row_number() over (order by r.nr) as place
+                      from unnest(p_kinds, p_idempotency_keys) with ordinality as r(kind, idempotency_key, nr)
+                     where r.nr = any(v_nrs)) as n
+             where n.idempotency_key is not null
+             order by n.kind collate "C", n.idempotency_key collate "C", n.nr
+            on conflict do nothing
+            returning task_id
+        )
+        select coalesce(array_agg(c.task_id), '{}') into v_claimed from claimed c;
+    end if;
+
+    for id, execute_at_us in
+        with written as (
+            insert into delayq.tasks (id, kind, payload, headers, key, idempotency_key, priority, execute_at,
+                                      misfire_grace_ms, timeout_ms, max_attempts, created_at)
+            overriding system value
+            select v_ids[n.place], n.kind, n.payload::jsonb, n.headers::jsonb, n.key, n.idempotency_key, n.priority,
+                   case when n.delay_us is not null then v_now + n.delay_us * interval '1 microsecond'
+                        else delayq.instant(n.execute_at_us) end,
+                   n.misfire_grace_ms, n.timeout_ms, n.max_attempts, v_now
+              from (select r.*, row_number() over (order by r.nr) as place
+                      from unnest(p_kinds, p_payloads, p_delays_us, p_execute_at_us, p_priorities, p_max_attempts,
+                                  p_timeouts_ms, p_misfire_graces_ms, p_headers, p_keys, p_idempotency_keys)
+                           with ordinality
+                           as r(kind, payload, delay_us, execute_at_us, priority, max_attempts, timeout_ms,
+                                misfire_grace_ms, headers, key, idempotency_key, nr)
+                     where r.nr = any(v_nrs)) as n
+             where n.idempotency_key is null or v_ids[n.place] = any(v_claimed)
+             order by n.kind collate "C", n.key collate "C", n.nr
+            on conflict (kind, key) where key is not null do nothing
+            returning id, execute_at
+        )
+        select w.id, delayq.micros(w.execute_at) from written w order by w.id
+    loop
+        -- both lists ascend: no join is needed to know which request this was
+        while v_ids[v_place] <> id loop
+            v_place := v_place + 1;
+        end loop;
+        nr := v_nrs[v_place]; outcome := 'created'; state := 'pending';
+        v_written := v_written || nr;
+        return next;
+    end loop;
+    if cardinality(v_written) = cardinality(p_kinds) then
+        return;
+    end if;
+
+    for v_row in
+        select r.*, v_ids[array_position(v_nrs, r.nr)] as drawn
+          from unnest(p_kinds, p_payloads, p_delays_us, p_execute_at_us, p_priorities, p_max_attempts, p_timeouts_ms,
+                      p_misfire_graces_ms, p_headers, p_keys, p_on_conflicts, p_idempotency_keys) with ordinality
+               as r(kind, payload, delay_us, execute_at_us, priority, max_attempts, timeout_ms, misfire_grace_ms,
+                    headers, key, on_conflict, idempotency_key, nr)
+         where r.nr <> all(v_written)
+         order by r.kind collate "C", r.key collate "C" nulls first, r.idempotency_key collate "C", r.nr
+    loop
+        if v_row.drawn = any(v_claimed) then
+            -- somebody took the key meanwhile: this claim points to a task that never came to be
+            delete from delayq.idempotency i
+             where i.kind = v_row.kind and i.idempotency_key = v_row.idempotency_key and i.task_id = v_row.drawn;
+        end if;
+        return query select v_row.nr, s.* from delayq.schedule_one(
+            v_row.kind, v_row.payload::jsonb, v_row.delay_us, v_row.execute_at_us, v_row.key, v_row.on_conflict,
+            v_row.idempotency_key, v_row.priority, v_row.max_attempts, v_row.timeout_ms, v_row.misfire_grace_ms,
+            v_row.headers::jsonb) s;
+    end loop;
+end $$;
+
 -- At a stricter level than read committed the caller's snapshot may be older than the truth. This
 -- raises 40001 if the live task `p_id`, or the one that holds a key, came, changed or went since
 -- then; to be called before an answer that rests on having looked. A unique index sees beyond any
@@ -252,6 +357,149 @@ begin
                         delayq.instant(v.execute_at_us), v.follow_up;
 end $$;
 
+-- Lock tasks by (distinct) ids, in one order for everybody, with the holders behind which some of
+-- them wait: one that waits is decided under the lock of its holder. p_wait false: passes over
+-- those that a stranger holds locked, and names them.
+create function delayq.lock_tasks(p_ids bigint[], p_wait boolean, out locked bigint[], out holders bigint[])
+    language plpgsql set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+declare
+    v_ids bigint[];
+begin
+    if cardinality(p_ids) <= 10 then
+        holders := array(select t.id from delayq.tasks t
+                          where t.next is not null and (t.next ->> 'id')::bigint = any(p_ids));
+    else
+        -- (+ 0: so many single searches would look dearer than reading the whole table. Those that
+        -- wait are few, and the partial index is them all.)
+        holders := array(select t.id from delayq.tasks t
+                          where t.next is not null and (t.next ->> 'id')::bigint + 0 = any(p_ids));
+    end if;
+    v_ids := p_ids || holders;
+    locked := '{}';
+    if p_wait then
+        perform 1 from delayq.tasks t where t.id = any(v_ids) order by t.id for update;
+        return;
+    end if;
+    v_ids := array(select t.id from delayq.tasks t where t.id = any(v_ids) order by t.id for update skip locked);
+    if holders <> '{}' then
+        v_ids := v_ids || array(select (t.next ->> 'id')::bigint from delayq.tasks t
+                                 where t.id = any(v_ids) and t.next is not null);
+    elsif cardinality(v_ids) = cardinality(p_ids) then
+        return;     -- all of them
+    end if;
+    locked := array(select i from unnest(p_ids) as i where i <> all(v_ids) and delayq.live(i));
+end $$;
+
+-- The live tasks that hold keys, locked in the order of their ids, so that what follows is about
+-- these: one row a key. Answered already: `not_found`, or (p_wait false) `locked` by a stranger.
+create function delayq.lock_keys(p_kind text, p_keys text[], p_wait boolean)
+    returns table (key text, id bigint, answer text)
+    language plpgsql set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+    v_left text[] := array(select distinct k from unnest(p_keys) as k);
+    v_keys text[];
+    v_ids bigint[];
+    v_got bigint[];
+begin
+    for v_round in 1 .. 1000 loop
+        -- (scalar subqueries, which no statistics can turn into joins that read the table)
+        v_keys := '{}';
+        v_ids := '{}';
+        for key, id in
+            select k, (select t.id from delayq.tasks t where t.kind = p_kind and t.key = k) from unnest(v_left) as k
+        loop
+            if id is null then
+                perform delayq.refuse_old_snapshot(null, p_kind, key);
+                answer := 'not_found';
+                return next;
+            else
+                v_keys := v_keys || key;
+                v_ids := v_ids || id;
+            end if;
+        end loop;
+
+        if p_wait then
+            v_got := array(select t.id from delayq.tasks t where t.id = any(v_ids) order by t.id for update);
+        else
+            v_got := array(select t.id from delayq.tasks t where t.id = any(v_ids) order by t.id for update skip locked);
+        end if;
+        v_left := '{}';
+        for key, id, answer in
+            select h.key, h.id,
+                   case when h.id = any(v_got) then null
+                        when p_wait or (select t.id from delayq.tasks t where t.id = h.id) is null then 'left'
+                        else 'locked' end
+              from unnest(v_keys, v_ids) as h(key, id)
+        loop
+            if answer = 'left' then     -- before it could be locked: who holds the key now?
+                v_left := v_left || key;
+            else
+                return next;
+            end if;
+        end loop;
+        exit when v_left = '{}';
+    end loop;
+    if v_left <> '{}' then
+        raise exception 'the key changes hands faster than it can be looked at' using errcode = '40001';
+    end if;
+end $$;
+
+-- Cancel tasks whose locks are ours, and those that wait behind `p_holders`, whose locks are ours
+-- too: the answers for those that are there.
+create function delayq.cancel_locked(p_ids bigint[], p_holders bigint[])
+    returns table (id bigint, answer text)
+    language plpgsql set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+begin
+    for id, answer in
+        with gone as (
+            delete from delayq.tasks t where t.id = any(p_ids) and t.state = 'pending' returning t.*
+        ), archived as (
+            insert into delayq.task_history (
+                id, kind, state, payload, headers, key, idempotency_key, priority, due_at, execute_at,
+                created_at, attempt, interruptions, errors, node, lease_token, finished_at)
+            select g.id, g.kind, 'cancelled', case when pg_column_size(g.payload) <= 4096 then g.payload end,
+                   g.headers, g.key, g.idempotency_key, g.priority, coalesce(g.due_at, g.execute_at),
+                   g.execute_at, g.created_at, g.attempt, g.interruptions, g.errors, null, 0, delayq.clock()
+              from gone g
+        ), asked as (
+            update delayq.tasks t set cancel_requested = true
+             where t.id = any(p_ids) and t.state = 'running' returning t.id
+        ), withdrawn as (
+            update delayq.tasks t set next = null
+             where t.id = any(p_holders) and t.id <> all(p_ids) and (t.next ->> 'id')::bigint = any(p_ids)
+            returning t.*, (select old.next from delayq.tasks old where old.id = t.id) as next_was
+        ), withdrawn_archived as (
+            insert into delayq.task_history (
+                id, kind, state, payload, headers, key, idempotency_key, priority, due_at, execute_at,
+                created_at, attempt, interruptions, errors, node, lease_token, finished_at)
+            select (w.next_was ->> 'id')::bigint, w.kind, 'cancelled',
+                   case when pg_column_size(w.next_was -> 'payload') <= 4096 then w.next_was -> 'payload' end,
+                   w.next_was -> 'headers', w.key, w.next_was ->> 'idempotency_key',
+                   (w.next_was ->> 'priority')::smallint,
+                   delayq.instant((w.next_was ->> 'execute_at_us')::bigint),
+                   delayq.instant((w.next_was ->> 'execute_at_us')::bigint),
+                   delayq.instant((w.next_was ->> 'created_at_us')::bigint), 0, 0, '[]', null, 0, delayq.clock()
+              from withdrawn w
+        )
+        select g.id, 'cancelled' as answer from gone g
+        union all select a.id, 'cancel_requested' from asked a
+        union all select (w.next_was ->> 'id')::bigint, 'cancelled' from withdrawn w
+    loop
+        if answer = 'cancel_requested' then
+            perform delayq.notify('cancel ' || id);
+        end if;
+        return next;
+    end loop;
+end $$;
+
 -- Cancel by id. `cancelled`: it will not run. `cancel_requested`: it runs just now and was asked
 -- to end. p_wait false: rows that a stranger holds locked are answered `locked`; call for those
 -- alone, with p_wait.
@@ -262,75 +510,28 @@ create function delayq.cancel_many(p_ids bigint[], p_wait boolean default true)
 as $$
 #variable_conflict use_column
 declare
-    v_left bigint[] := array(select distinct i from unnest(p_ids) as i order by i);
+    v_left bigint[] := array(select distinct i from unnest(p_ids) as i where i is not null order by i);
     v_answered bigint[];
     v_locked bigint[];
+    v_holders bigint[];
     v_row record;
 begin
     for v_round in 1 .. 1000 loop
-        -- the locks, in one order for everybody
-        if p_wait then
-            perform 1 from delayq.tasks t
-             where t.id = any(array(select i from unnest(v_left) as i
-                                    union all
-                                    select h.id from delayq.tasks h
-                                     where h.next is not null and (h.next ->> 'id')::bigint = any(v_left)))
-             order by t.id for update;
-        else
-            v_answered := array(select t.id from delayq.tasks t where t.id = any(v_left) order by t.id
-                                for update skip locked);
-            -- one that waits behind a running task is decided under that task's lock: alone, too
-            v_locked := array(select i from unnest(v_left) as i where not i = any(v_answered) and delayq.live(i));
+        select l.locked, l.holders into v_locked, v_holders from delayq.lock_tasks(v_left, p_wait) as l;
+        if v_locked <> '{}' then
             return query select i, 'locked'::text from unnest(v_locked) as i;
-            v_left := array(select i from unnest(v_left) as i where not i = any(v_locked));
+            v_left := array(select i from unnest(v_left) as i where i <> all(v_locked) order by i);
         end if;
 
         v_answered := '{}';
-        for v_row in
-            with gone as (
-                delete from delayq.tasks t where t.id = any(v_left) and t.state = 'pending' returning t.*
-            ), archived as (
-                insert into delayq.task_history (
-                    id, kind, state, payload, headers, key, idempotency_key, priority, due_at, execute_at,
-                    created_at, attempt, interruptions, errors, node, lease_token, finished_at)
-                select g.id, g.kind, 'cancelled', case when pg_column_size(g.payload) <= 4096 then g.payload end,
-                       g.headers, g.key, g.idempotency_key, g.priority, coalesce(g.due_at, g.execute_at),
-                       g.execute_at, g.created_at, g.attempt, g.interruptions, g.errors, null, 0, delayq.clock()
-                  from gone g
-            ), asked as (
-                update delayq.tasks t set cancel_requested = true
-                 where t.id = any(v_left) and t.state = 'running' returning t.id
-            ), withdrawn as (
-                update delayq.tasks t set next = null
-                 where t.next is not null and (t.next ->> 'id')::bigint = any(v_left)
-                   and not t.id = any(v_left)
-                returning t.*, (select old.next from delayq.tasks old where old.id = t.id) as next_was
-            ), withdrawn_archived as (
-                insert into delayq.task_history (
-                    id, kind, state, payload, headers, key, idempotency_key, priority, due_at, execute_at,
-                    created_at, attempt, interruptions, errors, node, lease_token, finished_at)
-                select (w.next_was ->> 'id')::bigint, w.kind, 'cancelled',
-                       case when pg_column_size(w.next_was -> 'payload') <= 4096 then w.next_was -> 'payload' end,
-                       w.next_was -> 'headers', w.key, w.next_was ->> 'idempotency_key',
-                       (w.next_was ->> 'priority')::smallint,
-                       delayq.instant((w.next_was ->> 'execute_at_us')::bigint),
-                       delayq.instant((w.next_was ->> 'execute_at_us')::bigint),
-                       delayq.instant((w.next_was ->> 'created_at_us')::bigint), 0, 0, '[]', null, 0, delayq.clock()
-                  from withdrawn w
-            )
-            select g.id, 'cancelled' as answer from gone g
-            union all select a.id, 'cancel_requested' from asked a
-            union all select (w.next_was ->> 'id')::bigint, 'cancelled' from withdrawn w
-        loop
-            v_answered := v_answered || v_row.id;
-            if v_row.answer = 'cancel_requested' then
-                perform delayq.notify('cancel ' || v_row.id);
-            end if;
-            id := v_row.id; answer := v_row.answer;
+        for id, answer in select c.id, c.answer from delayq.cancel_locked(v_left, v_holders) c loop
+            v_answered := v_answered || id;
             return next;
         end loop;
-        v_left := array(select i from unnest(v_left) as i where not i = any(v_answered));
-        exit when v_left = '{}';
+        if cardinality(v_answered) = cardinality(v_left) then
+            return;
+        end if;
+        v_left := array(select i from unnest(v_left) as i where i <> all(v_answered));
 
         -- those that nobody answered for: where are they, in one fresh snapshot?
         v_answered := '{}';
@@ -345,47 +546,58 @@ begin
                 return next;
             end if;
         end loop;
-        v_left := array(select i from unnest(v_left) as i where not i = any(v_answered));
-        exit when v_left = '{}';
+        if cardinality(v_answered) = cardinality(v_left) then
+            return;
+        end if;
+        v_left := array(select i from unnest(v_left) as i where i <> all(v_answered) order by i);
     end loop;
-    if v_left <> '{}' then
-        raise exception 'the task moves faster than it can be looked at' using errcode = '40001';
+    raise exception 'the task moves faster than it can be looked at' using errcode = '40001';
+end $$;
+
+-- Cancel the live tasks that hold keys, and what waits behind them: one row a key, in no order.
+-- Answers as cancel_many; `not_found` has no id.
+create function delayq.cancel_keys(p_kind text, p_keys text[], p_wait boolean default true)
+    returns table (key text, id bigint, answer text)
+    language plpgsql security definer set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+declare
+    v_keys text[] := '{}';
+    v_ids bigint[] := '{}';
+    v_waiting bigint[];
+begin
+    for key, id, answer in select l.key, l.id, l.answer from delayq.lock_keys(p_kind, p_keys, p_wait) l loop
+        if answer is null then
+            v_keys := v_keys || key;
+            v_ids := v_ids || id;
+        else
+            return next;
+        end if;
+    end loop;
+    if v_ids = '{}' then
+        return;
     end if;
+    v_waiting := array(select (t.next ->> 'id')::bigint from delayq.tasks t
+                        where t.id = any(v_ids) and t.next is not null);
+    if v_waiting <> '{}' then
+        perform delayq.cancel_locked(v_waiting, v_ids);
+    end if;
+    return query select h.key, c.id, c.answer
+                   from delayq.cancel_locked(v_ids, '{}') c join unnest(v_keys, v_ids) as h(key, id) on h.id = c.id;
 end $$;
 
 -- Cancel by id, or by kind and key: then a running holder is asked to end and its waiting
 -- successor is removed.
 create function delayq.cancel(id bigint default null, kind text default null, key text default null) returns text
     language plpgsql security definer set search_path = pg_catalog, pg_temp
-    set plan_cache_mode = force_custom_plan
 as $$
-#variable_conflict use_column
-declare
-    v_id bigint;
-    v_next bigint;
-    v_answer text;
-    v_finished boolean;
 begin
     perform delayq.check_reference(cancel.id, cancel.kind, cancel.key);
     if cancel.id is not null then
         return (select c.answer from delayq.cancel_many(array[cancel.id]) c);
     end if;
-    for v_round in 1 .. 1000 loop
-        select t.id, (t.next ->> 'id')::bigint into v_id, v_next from delayq.tasks t
-         where t.kind = cancel.kind and t.key = cancel.key for update;
-        if not found then
-            -- the lock above may have waited for a holder that left; its successor is seen only now
-            select t.id into v_id from delayq.tasks t where t.kind = cancel.kind and t.key = cancel.key;
-            continue when found;
-            perform delayq.refuse_old_snapshot(null, cancel.kind, cancel.key);
-            return 'not_found';
-        end if;
-        if v_next is not null then
-            perform delayq.cancel_many(array[v_next]);
-        end if;
-        return (select c.answer from delayq.cancel_many(array[v_id]) c);
-    end loop;
-    raise exception 'the key changes hands faster than it can be looked at' using errcode = '40001';
+    return (select c.answer from delayq.cancel_keys(cancel.kind, array[cancel.key]) c);
 end $$;
 
 create function delayq.check_reference(p_id bigint, p_kind text, p_key text) returns void
@@ -395,6 +607,39 @@ begin
     if (p_id is null) = (p_kind is null or p_key is null) then
         raise exception 'name the task by id, or by kind and key' using errcode = '22023';
     end if;
+end $$;
+
+-- Move pending tasks whose locks are ours, and those that wait behind `p_holders`, whose locks are
+-- ours too, each to its instant; `p_ids` ascend. The answers for those that are there and pending.
+create function delayq.move_locked(p_ids bigint[], p_holders bigint[], p_at timestamptz[])
+    returns table (id bigint, answer text, execute_at_us bigint)
+    language plpgsql set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_column
+begin
+    return query
+    -- (width_bucket finds the place of an id in the sorted array: a join would be planned on
+    -- whatever the statistics say)
+    with moved as (
+        update delayq.tasks t
+           set execute_at = p_at[width_bucket(t.id, p_ids)], due_at = p_at[width_bucket(t.id, p_ids)]
+         where t.id = any(p_ids) and t.state = 'pending'
+        returning t.id, t.attempt, t.execute_at, t.priority, t.kind
+    ), moved_next as (
+        update delayq.tasks t
+           set next = t.next || jsonb_build_object('execute_at_us', delayq.micros(
+                          p_at[width_bucket((t.next ->> 'id')::bigint, p_ids)]))
+         where t.id = any(p_holders) and (t.next ->> 'id')::bigint = any(p_ids)
+        returning (t.next ->> 'id')::bigint as id, (t.next ->> 'execute_at_us')::bigint as at_us
+    ), hinted as (
+        select delayq.hint(array_agg(m.id), array_agg(m.execute_at), array_agg(m.priority), array_agg(m.kind))
+          from moved m having count(*) > 0
+    )
+    select m.id, case when m.attempt > 0 then 'retry_moved' else 'moved' end as answer,
+           delayq.micros(m.execute_at) as at_us
+      from moved m where (select count(*) from hinted) >= 0
+    union all select n.id, 'moved', n.at_us from moved_next n;
 end $$;
 
 -- Move a pending task (also one that waits for a retry, or behind a running one) to another
@@ -408,61 +653,38 @@ create function delayq.reschedule_many(
 as $$
 #variable_conflict use_column
 declare
-    v_left bigint[] := array(select distinct i from unnest(p_ids) as i order by i);
+    v_left bigint[] := array(select distinct i from unnest(p_ids) as i where i is not null order by i);
+    v_at timestamptz[];             -- where each of these goes
     v_answered bigint[];
     v_locked bigint[];
+    v_holders bigint[];
     v_row record;
 begin
     for v_round in 1 .. 1000 loop
-        if p_wait then
-            perform 1 from delayq.tasks t
-             where t.id = any(array(select i from unnest(v_left) as i
-                                    union all
-                                    select h.id from delayq.tasks h
-                                     where h.next is not null and (h.next ->> 'id')::bigint = any(v_left)))
-             order by t.id for update;
-        else
-            v_answered := array(select t.id from delayq.tasks t where t.id = any(v_left) order by t.id
-                                for update skip locked);
-            v_locked := array(select i from unnest(v_left) as i where not i = any(v_answered) and delayq.live(i));
+        select l.locked, l.holders into v_locked, v_holders from delayq.lock_tasks(v_left, p_wait) as l;
+        if v_locked <> '{}' then
             return query select i, 'locked'::text, null::bigint from unnest(v_locked) as i;
-            v_left := array(select i from unnest(v_left) as i where not i = any(v_locked));
+            v_left := array(select i from unnest(v_left) as i where i <> all(v_locked) order by i);
         end if;
+        v_at := array(select case when a.delay_us is not null then delayq.clock() + a.delay_us * interval '1 microsecond'
+                                  else delayq.instant(a.at_us) end
+                        from (select distinct on (r.id) r.*
+                                from unnest(p_ids, p_delays_us, p_execute_at_us) with ordinality
+                                     as r(id, delay_us, at_us, nr)
+                               where r.id = any(v_left) order by r.id, r.nr desc) as a
+                       order by a.id);
 
         v_answered := '{}';
-        for v_row in
-            with asked as (
-                select distinct on (a.id) a.id,
-                       case when a.delay_us is not null then delayq.clock() + a.delay_us * interval '1 microsecond'
-                            else delayq.instant(a.at_us) end as at
-                  from unnest(p_ids, p_delays_us, p_execute_at_us) with ordinality as a(id, delay_us, at_us, nr)
-                 where a.id = any(v_left) order by a.id, a.nr desc
-            ), moved as (
-                update delayq.tasks t set execute_at = a.at, due_at = a.at from asked a
-                 where t.id = any(v_left) and t.id = a.id and t.state = 'pending'
-                returning t.id, t.attempt, t.execute_at, t.priority, t.kind
-            ), moved_next as (
-                update delayq.tasks t
-                   set next = t.next || jsonb_build_object('execute_at_us', delayq.micros(a.at))
-                  from asked a
-                 where t.next is not null and (t.next ->> 'id')::bigint = any(v_left)
-                   and (t.next ->> 'id')::bigint = a.id
-                returning a.id, a.at
-            ), hinted as (
-                select delayq.hint(array_agg(m.id), array_agg(m.execute_at), array_agg(m.priority), array_agg(m.kind))
-                  from moved m having count(*) > 0
-            )
-            select m.id, case when m.attempt > 0 then 'retry_moved' else 'moved' end as answer,
-                   m.execute_at as at
-              from moved m where (select count(*) from hinted) >= 0
-            union all select n.id, 'moved', n.at from moved_next n
+        for id, answer, execute_at_us in
+            select m.id, m.answer, m.execute_at_us from delayq.move_locked(v_left, v_holders, v_at) m
         loop
-            v_answered := v_answered || v_row.id;
-            id := v_row.id; answer := v_row.answer; execute_at_us := delayq.micros(v_row.at);
+            v_answered := v_answered || id;
             return next;
         end loop;
-        v_left := array(select i from unnest(v_left) as i where not i = any(v_answered));
-        exit when v_left = '{}';
+        if cardinality(v_answered) = cardinality(v_left) then
+            return;
+        end if;
+        v_left := array(select i from unnest(v_left) as i where i <> all(v_answered));
 
         v_answered := '{}';
         for v_row in
@@ -478,34 +700,46 @@ begin
             v_answered := v_answered || v_row.id;
             return next;
         end loop;
-        v_left := array(select i from unnest(v_left) as i where not i = any(v_answered));
-        exit when v_left = '{}';
+        if cardinality(v_answered) = cardinality(v_left) then
+            return;
+        end if;
+        v_left := array(select i from unnest(v_left) as i where i <> all(v_answered) order by i);
     end loop;
-    if v_left <> '{}' then
-        raise exception 'the task moves faster than it can be looked at' using errcode = '40001';
-    end if;
+    raise exception 'the task moves faster than it can be looked at' using errcode = '40001';
 end $$;
 
--- The live task that holds a key, or null; locks it, so that what follows is about this one.
-create function delayq.lock_key(p_kind text, p_key text) returns bigint
+-- Move the live tasks that hold keys: one row a key, in no order. Answers as reschedule_many;
+-- `not_found` has no id.
+create function delayq.reschedule_keys(
+    p_kind text, p_keys text[], p_delay_us bigint, p_execute_at_us bigint, p_wait boolean default true)
+    returns table (key text, id bigint, answer text, execute_at_us bigint)
     language plpgsql security definer set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_custom_plan
 as $$
+#variable_conflict use_column
 declare
-    v_id bigint;
+    v_keys text[] := '{}';
+    v_ids bigint[] := '{}';
+    v_at timestamptz[];
 begin
-    for v_round in 1 .. 1000 loop
-        select t.id into v_id from delayq.tasks t where t.kind = p_kind and t.key = p_key for update;
-        if found then
-            return v_id;
-        end if;
-        perform 1 from delayq.tasks t where t.kind = p_kind and t.key = p_key;
-        if not found then
-            perform delayq.refuse_old_snapshot(null, p_kind, p_key);
-            return null;
+    for key, id, answer in select l.key, l.id, l.answer from delayq.lock_keys(p_kind, p_keys, p_wait) l loop
+        if answer is null then
+            v_keys := v_keys || key;
+            v_ids := v_ids || id;
+        else
+            return next;
         end if;
     end loop;
-    raise exception 'the key changes hands faster than it can be looked at' using errcode = '40001';
+    if v_ids = '{}' then
+        return;
+    end if;
+    v_at := array_fill(case when p_delay_us is not null then delayq.clock() + p_delay_us * interval '1 microsecond'
+                            else delayq.instant(p_execute_at_us) end, array[cardinality(v_ids)]);
+    return query select h.key, h.id, coalesce(m.answer, 'running'),
+                        coalesce(m.execute_at_us, (select delayq.micros(t.execute_at) from delayq.tasks t where t.id = h.id))
+                   from unnest(v_keys, v_ids) as h(key, id)
+                   left join delayq.move_locked(array(select i from unnest(v_ids) as i order by i), '{}', v_at) m
+                     on m.id = h.id;
 end $$;
 
 create function delayq.reschedule(
@@ -513,25 +747,23 @@ create function delayq.reschedule(
     delay interval default null, at timestamptz default null)
     returns text language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
-    v_id bigint := reschedule.id;
+    v_delay_us bigint := (extract(epoch from delay) * 1000000)::bigint;
+    v_at_us bigint := delayq.micros(at);
 begin
     perform delayq.check_reference(reschedule.id, reschedule.kind, reschedule.key);
     if (delay is null) = (at is null) then
         raise exception 'give delay or at' using errcode = '22023';
     end if;
-    if extract(epoch from delay) < 0 then
+    if v_delay_us < 0 then
         raise exception 'delay must not be negative' using errcode = '22023';
     end if;
-    if v_id is null then
-        v_id := delayq.lock_key(reschedule.kind, reschedule.key);
-        if v_id is null then
-            return 'not_found';
-        end if;
+    if reschedule.id is not null then
+        return (select r.answer
+                  from delayq.reschedule_many(array[reschedule.id], array[v_delay_us], array[v_at_us]) r);
     end if;
-    return (select r.answer from delayq.reschedule_many(
-        array[v_id], array[(extract(epoch from delay) * 1000000)::bigint], array[delayq.micros(at)]) r);
+    return (select r.answer
+              from delayq.reschedule_keys(reschedule.kind, array[reschedule.key], v_delay_us, v_at_us) r);
 end $$;
 
 create function delayq.run_now(id bigint default null, kind text default null, key text default null) returns text

@@ -32,6 +32,8 @@ begin
                            v_name, v_name || '_day', v_from, v_to);
             execute format('alter table delayq.task_history attach partition delayq.%I for values from (%L) to (%L)',
                            v_name, v_from, v_to);
+            -- it has served: every settlement would judge it again
+            execute format('alter table delayq.%I drop constraint %I', v_name, v_name || '_day');
             answer := 'made';
         exception
             when lock_not_available or deadlock_detected then answer := 'locked';
@@ -90,16 +92,20 @@ begin
     -- idempotency_key is left out: only the functions keep its promise
     execute format('grant insert (kind, payload, headers, key, priority, due_at, execute_at, misfire_grace_ms,
                     timeout_ms, max_attempts) on delayq.tasks to %I', p_role);
-    execute format('grant execute on function delayq.clock(), delayq.hint_horizon(), delayq.micros(timestamptz),
+    execute format('grant execute on function delayq.clock(), delayq.bucket(bigint), delayq.hint_horizon(), delayq.micros(timestamptz),
                     delayq.instant(bigint), delayq.notify(text),
                     delayq.hint(bigint[], timestamptz[], smallint[], text[]), delayq.find(bigint),
-                    delayq.live(bigint), delayq.lock_key(text, text), delayq.check_reference(bigint, text, text),
+                    delayq.live(bigint), delayq.check_reference(bigint, text, text),
                     delayq.schedule_many(text[], text[], bigint[], bigint[], smallint[], integer[], bigint[], bigint[], text[]),
+                    delayq.schedule_keyed(text[], text[], bigint[], bigint[], smallint[], integer[], bigint[], bigint[], text[],
+                                          text[], text[], text[]),
                     delayq.schedule_one(text, jsonb, bigint, bigint, text, text, text, smallint, integer, bigint, bigint, jsonb),
                     delayq.schedule(text, jsonb, interval, timestamptz, text, text, text, integer, integer, interval, interval, jsonb),
                     delayq.cancel(bigint, text, text), delayq.cancel_many(bigint[], boolean),
+                    delayq.cancel_keys(text, text[], boolean),
                     delayq.reschedule(bigint, text, text, interval, timestamptz),
                     delayq.reschedule_many(bigint[], bigint[], bigint[], boolean),
+                    delayq.reschedule_keys(text, text[], bigint, bigint, boolean),
                     delayq.run_now(bigint, text, text), delayq.run_now_many(bigint[]),
                     delayq.revive(bigint), delayq.revive_many(bigint[], interval),
                     delayq.discard(bigint), delayq.discard_many(bigint[]) to %I', p_role);

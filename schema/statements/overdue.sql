@@ -8,7 +8,7 @@ select t.id, t.execute_at, t.kind, t.priority
  cross join lateral (
      select c.id, c.execute_at, c.kind, c.priority
        from delayq.tasks c
-      where c.bucket = b.bucket and c.execute_at >= $2::timestamptz and c.execute_at <= $3::timestamptz
+      where delayq.bucket(c.id) = b.bucket and c.execute_at >= $2::timestamptz and c.execute_at <= $3::timestamptz
         and c.state = 'pending' and c.kind = any ($4::text[]) and not c.id = any ($5::bigint[])
       order by c.execute_at
       limit $6::integer) as t

@@ -13,13 +13,13 @@ select null::bigint as id, null::smallint as bucket, null::timestamptz as execut
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint as xmin,
        pg_postmaster_start_time() as server_started
 union all
-select t.id, t.bucket, t.execute_at, t.kind, t.priority, null, null
+select t.id, b.bucket, t.execute_at, t.kind, t.priority, null, null
   from unnest($1::smallint[], $2::timestamptz[], $3::text[], $4::bigint[], $5::timestamptz[])
            as b(bucket, at, kind, id, until)
  cross join lateral (
-     select c.id, c.bucket, c.execute_at, c.kind, c.priority
+     select c.id, c.execute_at, c.kind, c.priority
        from delayq.tasks c
-      where c.bucket = b.bucket
+      where delayq.bucket(c.id) = b.bucket
         and (c.execute_at, c.kind, c.id + 0) > (b.at, b.kind collate "C", b.id)
         and c.execute_at <= b.until
         and c.state = 'pending'

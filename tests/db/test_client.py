@@ -176,7 +176,7 @@ async def test_one_bad_row_fails_alone(conn: Connection, client: Client) -> None
     failed = [nr for nr, answer in enumerate(answers) if isinstance(answer, BaseException)]
     assert failed == [17]
     assert isinstance(answers[17], DatabaseError)
-    assert "counters_are_sane" in str(answers[17])
+    assert "priority_is_sane" in str(answers[17])
     assert await count(conn) == 49
 
 
@@ -457,7 +457,9 @@ async def test_schedule_many_answers_in_order_whatever_has_keys(
     assert {row["id"]: row["n"] for row in rows} == {task.id: n for n, task in enumerate(tasks)}
 
 
-async def test_schedule_many_is_all_or_nothing(conn: Connection, client: Client) -> None:
+async def test_a_statement_of_schedule_many_is_all_or_nothing(
+    conn: Connection, client: Client
+) -> None:
     await client.schedule(request(key="order"))
     with pytest.raises(KeyTaken):
         await client.schedule_many([request(), request(key="order", on_conflict="error")])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from delayq import executor, payload_reader
+from delayq import outcomes, payload_reader
 from delayq.context import Context
 from delayq.errors import (
     AuthenticationFailed,
@@ -348,7 +348,7 @@ async def test_an_attempt_whose_payload_cannot_be_read_is_given_back(
     app: Application, conn: Connection, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(payload_reader, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr(executor, "_UNREAD_US", (10_000, 20_000))
+    monkeypatch.setattr(outcomes, "_UNREAD_US", (10_000, 20_000))
     starts: list[int] = []
     picky(app, starts)
     async with app.node() as node:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from delayq import incarnation
+from delayq import leaving
 from delayq.context import Context
 from delayq.errors import Dead, EffectMisused, LeaseLost, Retry, Snooze
 from tests.helpers import connected, wait_for, wait_until_blocked
@@ -449,7 +449,7 @@ async def test_a_cancel_is_found_without_listen(app: Application, conn: Connecti
 async def test_a_drain_ends_although_a_handler_ignores_every_cancel(
     app: Application, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incarnation, "_CANCEL_GRACE_S", 0.3)
+    monkeypatch.setattr(leaving, "_CANCEL_GRACE_S", 0.3)
     started = asyncio.Event()
     release = asyncio.Event()
 
@@ -538,6 +538,27 @@ async def test_a_snoozed_task_is_no_misfire(app: Application, conn: Connection) 
     async with app.node():
         end = await ended(conn, await schedule(conn, "sleepy"))
     assert (end.state, attempts) == ("succeeded", [1, 1])
+
+
+@pytest.mark.parametrize("outcome", [Retry(after=0.05), Snooze(0.05)])
+async def test_a_task_that_goes_back_keeps_the_instant_that_was_asked_for(
+    app: Application, conn: Connection, outcome: Exception
+) -> None:
+    """A plain task has no `due_at` of its own: it is its first `execute_at`."""
+    seen: list[Context] = []
+
+    @app.task
+    async def again(ctx: Context) -> None:
+        seen.append(ctx)
+        if len(seen) == 1:
+            raise outcome
+
+    async with app.node():
+        await ended(conn, await schedule(conn, "again"))
+    first, second = seen
+    assert first.due_at == first.execute_at == second.due_at
+    assert second.execute_at > second.due_at
+    assert await conn.fetchval("select due_at from delayq.task_history") == first.due_at
 
 
 async def test_arguments_that_do_not_fit_are_retried_and_then_dead(
@@ -857,7 +878,7 @@ async def test_an_exception_after_the_commit_is_told_and_never_retried(
     async with app.node() as node:
         ids = [await schedule(conn, "trips", {"how": how}) for how in ("error", "base", "retry")]
         ends = await all_ended(conn, ids)
-        await wait_for(lambda: not life(node)._dispatcher.held, "all three are let go of")
+        await wait_for(lambda: not life(node)._holdings.ids(), "all three are let go of")
     assert {end.state for end in ends.values()} == {"succeeded"}
     assert len(await _effects(conn)) == 3
     told = [event for event in logged if event.event == "task.failed_after_its_effect"]
@@ -1097,10 +1118,13 @@ async def test_held_is_empty_once_everything_is_over(app: Application, conn: Con
     async with app.node() as node:
         ids = [await schedule(conn, "varied", {"n": n}) for n in range(60)]
         await all_ended(conn, ids)
-        dispatcher, executor = life(node)._dispatcher, life(node)._executor
+        holdings, dispatcher = life(node)._holdings, life(node)._dispatcher
+        executor = life(node)._executor
 
         async def nothing_left() -> bool:
-            return not (dispatcher.held or executor.running or len(dispatcher.ready))
+            ready = dispatcher.ready
+            waits = ready.takeable or any(ready._aside.values())
+            return not (holdings.ids() or executor.running or waits)
 
         await eventually(nothing_left, "the node holds nothing")
-        assert all(used == 0 for used in dispatcher.admission._used.values())
+        assert all(used == 0 for used in dispatcher._admission._used.values())

@@ -168,7 +168,7 @@ async def test_a_lease_whose_answer_is_lost_costs_neither_the_task_nor_an_attemp
         over = await all_ended(conn, ids, limit_s=5)  # not: when somebody looks once a minute
         assert {one.attempt for one in over.values()} == {1}
         assert attempts == [1] * 20
-        assert not life(node)._dispatcher.held
+        await wait_for(lambda: not life(node)._holdings.ids(), "the node lets go of them")
 
 
 # --- odd rows ---------------------------------------------------------------------------------

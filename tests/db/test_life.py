@@ -104,7 +104,7 @@ async def test_a_conflict_on_the_way_to_active_is_tried_again(
 async def test_a_node_that_comes_back_into_a_conflict_tries_again(
     conn: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq.incarnation._JOIN_S", 0.0)
+    monkeypatch.setattr("delayq.joining._JOIN_S", 0.0)
     monkeypatch.setattr("delayq.node._COME_BACK_S", 0.01)
     real, failures = Store.open, [TransactionConflict("deadlock")]
 
@@ -146,7 +146,7 @@ async def test_if_listen_becomes_active_late_everything_is_read_again(
     conn: Connection, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was hinted between the first load and LISTEN was said to nobody."""
-    monkeypatch.setattr("delayq.incarnation._BOUND_S", 0.05)
+    monkeypatch.setattr("delayq.joining._LISTEN_S", 0.05)
     real, listen, scans = Listener._connect, asyncio.Event(), list[int]()
 
     async def late(self: Listener) -> Any:

@@ -46,9 +46,9 @@ def behind(dsn: str, settings: Settings) -> Behind:
 
 @contextmanager
 def _pgbouncer(dsn: str, configuration: dict[str, str]) -> Iterator[int]:
-    program = shutil.which("pgbouncer")
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if program is None:
-        absent("pgbouncer")
+        absent("PgBouncer (as root, scripts/test --all installs it where there is apt-get)")
     with tempfile.TemporaryDirectory() as folder, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]

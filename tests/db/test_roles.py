@@ -144,13 +144,18 @@ async def test_the_application_schedules_moves_cancels_and_reads(
 async def test_the_application_can_call_every_statement_of_its_client(
     owner: Connection, login: Login
 ) -> None:
+    many: list[Any] = [["k"], ["{}"], [0], [None], [0], [None], [None], [None], ["{}"]]
     calls: list[tuple[str, list[Any]]] = [
-        ("schedule_many", [["k"], ["{}"], [0], [None], [0], [None], [None], [None], ["{}"]]),
+        ("schedule_many", many),
+        ("schedule_keyed", [*many, ["x"], ["keep"], ["request-1"], None]),
         ("schedule_one", ["k", "{}", 0, None, "x", "keep", None, 0, None, None, None, "{}", None]),
         ("schedule_plain", ["k", 0, None, "{}", "{}", 0, None, None, None]),
         ("reschedule_many", [[1], [0], [None], True]),
         ("reschedule_key", ["k", "x", 0, None, None]),
+        ("reschedule_keys", ["k", ["x"], 0, None, False]),
         ("cancel_many", [[1], True]),
+        ("keys_page", ["k", "x", "", 10]),
+        ("cancel_keys", ["k", ["x"], False]),
         ("cancel_key", ["k", "x", None]),
         ("revive_many", [[1], 0]),
         ("discard_many", [[1]]),

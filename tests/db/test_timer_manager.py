@@ -265,7 +265,7 @@ async def test_a_full_heap_keeps_the_earliest_and_the_rest_is_loaded_as_it_empti
             over = set(at.firing.offered) - settled
             await conn.execute("delete from delayq.tasks where id = any($1::bigint[])", list(over))
             settled |= over
-            at.firing.held.clear()
+            at.holdings.let_go(at.holdings.ids())
             at.firing.ready.take(10_000)
             assert len(at.timers.owned) <= 400
         assert settled == set(due_us)
@@ -680,12 +680,12 @@ async def test_a_kind_with_a_long_line_at_its_limit_is_not_read_on(
             at.firing.take()
             await at.manager.sweep()
         assert set(mails) <= set(at.firing.offered)
-        assert len(at.firing.held) < 2_500
+        assert len(at.holdings.ids()) < 2_500
         # as the line grows short it is read on, from where it was cut
         seen = len(set(at.firing.offered))
         while not at.firing.ready.reopened:
             at.firing.finish("report")
-        at.manager._low()
+        at.manager.read_on()
         await at.manager.sweep()
         assert len(set(at.firing.offered)) > seen
 

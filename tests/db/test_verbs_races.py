@@ -128,6 +128,116 @@ async def test_the_same_request_twice_at_once_is_one_task(
     assert await live(conn) == [row["id"]]
 
 
+async def schedule_keyed(
+    conn: Connection, *wanted: tuple[str | None, str | None], on_conflict: str = "keep"
+) -> list[asyncpg.Record]:
+    """Requests by (key, idempotency key); their answers, in their order."""
+    count = len(wanted)
+    rows = await conn.fetch(
+        statement("schedule_keyed"), ["k"] * count, ['{"n": 2}'] * count, [HOUR] * count,
+        [None] * count, [0] * count, [None] * count, [None] * count, [None] * count,
+        ["{}"] * count, [key for key, _ in wanted], [on_conflict] * count,
+        [again for _, again in wanted], None,
+    )  # fmt: skip
+    return sorted(rows, key=lambda row: int(row["nr"]))
+
+
+@Ended
+@pytest.mark.parametrize("again", [None, "r-1"])
+@pytest.mark.parametrize("on_conflict", ["keep", "replace", "error"])
+async def test_many_schedules_wait_for_the_uncommitted_holder_of_one_of_their_keys(
+    conn: Connection,
+    first: Connection,
+    second: Connection,
+    end: str,
+    on_conflict: str,
+    again: str | None,
+) -> None:
+    async with held(first, end):
+        holder = await task_of(first)
+        work = schedule_keyed(
+            second, ("a", None), ("order", again), ("z", "r-2"), on_conflict=on_conflict
+        )
+        loser = await blocked(conn, work)
+    before, row, after = await loser
+    assert (before["outcome"], after["outcome"]) == ("created", "created")
+    if end == "rollback":
+        assert row["outcome"] == "created"
+    else:
+        outcomes = {"keep": "kept", "replace": "replaced", "error": "conflict"}
+        assert (row["outcome"], row["id"]) == (outcomes[on_conflict], holder)
+    assert await live(conn) == sorted({before["id"], row["id"], after["id"]})
+    # whatever the request became, its idempotency key names a task that is there, or nothing
+    claims = await conn.fetch("select task_id, idempotency_key from delayq.idempotency")
+    expected = {"r-2": after["id"]}
+    if again is not None and row["outcome"] != "conflict":
+        expected[again] = row["id"]
+    assert {claim["idempotency_key"]: claim["task_id"] for claim in claims} == expected
+
+
+@Ended
+async def test_many_schedules_wait_for_the_same_request_in_flight(
+    conn: Connection, first: Connection, second: Connection, end: str
+) -> None:
+    async with held(first, end):
+        task = await task_of(first, key=None, again="r-1")
+        work = schedule_keyed(second, (None, "r-0"), (None, "r-1"), (None, None))
+        loser = await blocked(conn, work)
+    before, row, after = await loser
+    assert (before["outcome"], after["outcome"]) == ("created", "created")
+    if end == "commit":
+        assert (row["outcome"], row["id"]) == ("repeated", task)
+    else:
+        assert row["outcome"] == "created"
+    assert await live(conn) == sorted([before["id"], row["id"], after["id"]])
+
+
+async def test_many_schedules_take_their_keys_in_one_order_for_everybody(
+    conn: Connection, first: Connection, second: Connection
+) -> None:
+    """Whoever waits for the first of them holds none of the others."""
+    async with held(first):
+        await task_of(first, key="a")
+        work = schedule_keyed(second, ("c", None), ("b", None), ("a", None))
+        loser = await blocked(conn, work)
+        free = [await asyncio.wait_for(schedule(conn, key=key), 5) for key in ("b", "c")]
+    assert [row["outcome"] for row in free] == ["created", "created"]
+    assert [row["outcome"] for row in await loser] == ["kept", "kept", "kept"]
+
+
+async def test_locks_are_taken_in_one_order_for_everybody(
+    conn: Connection, first: Connection, second: Connection
+) -> None:
+    """By id, whether the tasks are named by ids or by keys, to move or to cancel them."""
+    tasks = [await task_of(conn, key=key) for key in ("c", "b", "a")]
+    for verb in (
+        "cancel_keys('k', array['a', 'b', 'c'])",
+        f"cancel_many(array{tasks[::-1]})",
+        "reschedule_keys('k', array['a', 'b', 'c'], 0, null)",
+        f"reschedule_many(array{tasks[::-1]}, array[0, 0, 0], array[null, null, null]::bigint[])",
+    ):
+        async with held(first, "rollback"):
+            await first.execute("select from delayq.tasks where id = $1 for update", tasks[0])
+            transaction = second.transaction()
+            await transaction.start()
+            waiting = await blocked(conn, second.fetch(f"select * from delayq.{verb}"))
+            free = "select id from delayq.tasks where id = any($1::bigint[]) for update skip locked"
+            assert [row["id"] for row in await conn.fetch(free, tasks)] == tasks[1:], verb
+        assert len(await waiting) == 3
+        await transaction.rollback()
+
+
+@Strict
+async def test_many_schedules_that_meet_a_key_from_after_their_snapshot_are_a_conflict(
+    conn: Connection, first: Connection, isolation: Any
+) -> None:
+    async with first.transaction(isolation=isolation):
+        await first.fetchval("select count(*) from delayq.tasks")
+        await task_of(conn)
+        with pytest.raises(asyncpg.SerializationError):
+            await schedule_keyed(first, ("a", None), ("order", None))
+
+
 @Ended
 async def test_replace_waits_for_a_lease_in_flight_and_then_follows_it(
     conn: Connection, first: Connection, second: Connection, end: str
@@ -154,7 +264,8 @@ async def test_a_lease_passes_over_a_task_that_is_being_replaced(
     async with held(first):
         assert (await schedule(first, on_conflict="replace"))["outcome"] == "replaced"
         rows = await conn.fetch(
-            statement("lease"), f"{{{task}}}", NODE, 1, ["k"], [5], [None], [True], 0, 0, [], task,
+            statement("lease"), f"{{{task}}}", NODE, 1, ["k"], [5], [None], [True], 0, 0, [],
+            task, True,
         )  # fmt: skip
         assert rows == []
     assert await conn.fetchval("select state from delayq.tasks") == "pending"
@@ -259,6 +370,25 @@ async def test_shared_cancels_and_moves_pass_over_what_a_stranger_holds_locked(
             statement("reschedule_many"), [locked, free], [HOUR, HOUR], [None, None], False
         )
         cancels = await conn.fetch(statement("cancel_many"), [locked, free], False)
+    assert {row["id"]: row["answer"] for row in moves} == {locked: "locked", free: "moved"}
+    assert {row["id"]: row["answer"] for row in cancels} == {locked: "locked", free: "cancelled"}
+
+
+async def test_shared_cancels_and_moves_pass_over_what_waits_behind_a_locked_task(
+    conn: Connection, first: Connection
+) -> None:
+    waiting: list[int] = []
+    for key in ("a", "b"):
+        await lease(conn, await task_of(conn, key=key))
+        row = await schedule(conn, key=key, on_conflict="replace")
+        waiting.append(row["follow_up"])
+    async with held(first):
+        await first.execute("select from delayq.tasks where key = 'a' for update")
+        moves = await conn.fetch(
+            statement("reschedule_many"), waiting, [HOUR, HOUR], [None, None], False
+        )
+        cancels = await conn.fetch(statement("cancel_many"), waiting, False)
+    locked, free = waiting
     assert {row["id"]: row["answer"] for row in moves} == {locked: "locked", free: "moved"}
     assert {row["id"]: row["answer"] for row in cancels} == {locked: "locked", free: "cancelled"}
 

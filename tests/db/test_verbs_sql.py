@@ -343,6 +343,25 @@ async def test_a_task_is_named_by_id_or_by_kind_and_key(conn: Connection, argume
             await say(conn, f"{verb}({arguments})")
 
 
+async def test_cancel_by_keys_answers_each_key_once(conn: Connection) -> None:
+    running, token, waiting = await follow_up(conn)
+    pending, other = await later(conn, key="a%"), await later(conn, key="other", kind="j")
+    rows = await conn.fetch(
+        "select * from delayq.cancel_keys('k', array['order', 'a%', 'other', 'none', 'a%'])"
+    )
+    assert {row["key"]: (row["id"], row["answer"]) for row in rows} == {
+        "order": (running, "cancel_requested"),
+        "a%": (pending, "cancelled"),
+        "other": (None, "not_found"),
+        "none": (None, "not_found"),
+    }
+    assert len(rows) == 4
+    assert await history(conn, waiting) == "cancelled"
+    assert await settle(conn, running, token, "retry") == "cancelled"
+    assert await live_ids(conn) == [other]
+    assert await conn.fetch("select * from delayq.cancel_keys('k', '{}')") == []
+
+
 async def test_cancel_many_answers_each_id_once(conn: Connection) -> None:
     pending, finished = await later(conn), await later(conn)
     await ran(conn, finished)
@@ -418,6 +437,39 @@ async def test_reschedule_needs_one_sensible_instant(conn: Connection, arguments
     task = await later(conn)
     with pytest.raises(asyncpg.InvalidParameterValueError):
         await say(conn, f"reschedule($1{arguments and ', ' + arguments})", task)
+
+
+async def test_reschedule_by_keys_answers_each_key_once(conn: Connection) -> None:
+    running, _, waiting = await follow_up(conn)
+    pending, retried = await later(conn, key="a"), await later(conn, key="b")
+    await conn.execute("update delayq.tasks set attempt = 1 where id = $1", retried)
+    at = 4_000_000_000_000_000
+    rows = await conn.fetch(
+        statement("reschedule_keys"), "k", ["order", "a", "b", "none", "a"], None, at, True
+    )
+    assert {row["key"]: (row["id"], row["answer"]) for row in rows} == {
+        "order": (running, "running"),
+        "a": (pending, "moved"),
+        "b": (retried, "retry_moved"),
+        "none": (None, "not_found"),
+    }
+    assert len(rows) == 4
+    moved = "select id from delayq.tasks where execute_at = delayq.instant($1) order by id"
+    assert [row["id"] for row in await conn.fetch(moved, at)] == [pending, retried]
+    assert waiting not in [pending, retried]
+
+
+async def test_of_two_moves_of_one_task_the_later_counts(conn: Connection) -> None:
+    one, two = await later(conn), await later(conn)
+    at = 4_000_000_000_000_000
+    rows = await conn.fetch(
+        statement("reschedule_many"), [two, one, two, None], [None, 0, None, 0],
+        [at + 1, None, at, None], True,
+    )  # fmt: skip
+    assert {row["id"]: row["answer"] for row in rows} == {one: "moved", two: "moved"}
+    sql = "select delayq.micros(execute_at) from delayq.tasks where id = $1"
+    assert await conn.fetchval(sql, two) == at
+    assert await conn.fetchval(sql, one) < at
 
 
 async def test_reschedule_many_takes_delays_and_instants_together(conn: Connection) -> None:
@@ -545,6 +597,15 @@ async def _use_every_verb(conn: Connection, task_id: int, key: str) -> None:
             statement("schedule_one"), "k", "{}", 10**9, None, key, on_conflict,
             None, 0, None, None, None, "{}", None,
         )  # fmt: skip
+    await conn.fetch(
+        statement("schedule_keyed"), ["k"] * 2, ["{}"] * 2, [10**9] * 2, [None] * 2, [0] * 2,
+        [None] * 2, [None] * 2, [None] * 2, ["{}"] * 2, [key, f"{key}-new"], ["keep"] * 2,
+        [None] * 2, None,
+    )  # fmt: skip
+    await conn.fetch(statement("keys_page"), "k", key, "", 10)
+    await conn.fetch(statement("keys_page"), "k", key, f"{key}a", 10)
+    await conn.fetch(statement("reschedule_keys"), "k", [key, f"{key}1"], 10**9, None, False)
+    await conn.fetch(statement("cancel_keys"), "k", [f"{key}1", f"{key}2"], False)
     await conn.fetch(statement("cancel_key"), "k", key, None)
     await conn.fetch(statement("cancel_many"), [task_id], False)
     await conn.fetch(statement("cancel_many"), [task_id + 1], True)

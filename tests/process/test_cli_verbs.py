@@ -179,6 +179,75 @@ def test_reschedule_and_run_now_move_a_task(delayq: Delayq, sql: Sql) -> None:
     assert delayq("run-now", "--kind", "mail", "--key", "nobody").code == 1
 
 
+# --- many by a prefix of their keys -----------------------------------------------------------
+
+
+@pytest.fixture
+def orders(delayq: Delayq, sql: Sql) -> list[str]:
+    """Tasks whose keys begin alike, one of which runs; their ids as text."""
+    ids = [schedule(delayq, "mail", "--in", "5m", "--key", f"o:4{n}")["id"] for n in "%_2"]
+    schedule(delayq, "mail", "--in", "5m", "--key", "o:5")
+    schedule(delayq, "post", "--in", "5m", "--key", "o:42")
+    sql(
+        """update delayq.tasks set state = 'running', lease_owner = 1, lease_token = 1, attempt = 1
+           where key = 'o:42' and kind = 'mail'"""
+    )
+    return ids
+
+
+def test_many_are_cancelled_by_a_prefix_of_their_keys(
+    delayq: Delayq, sql: Sql, orders: list[str]
+) -> None:
+    some = ("cancel", "--kind", "mail", "--key-prefix")
+    assert delayq(*some, "o:4%")[:2] == (0, "1 cancelled\n")
+    said = delayq(*some, "o:4", "--json")
+    assert said.code == 0
+    assert said.document == {
+        "answers": {"cancelled": 1, "cancel_requested": 1}, "others": [], "refused": [],
+    }  # fmt: skip
+    assert delayq(*some, "o:7")[:2] == (1, "no live task has such a key\n")
+    nothing = delayq(*some, "o:7", "--json")
+    assert (nothing.code, nothing.document["answers"]) == (1, {})
+    assert [row["key"] for row in sql("select key from delayq.tasks order by id")] == [
+        "o:42", "o:5", "o:42",
+    ]  # fmt: skip
+
+
+def test_many_are_moved_by_a_prefix_of_their_keys(
+    delayq: Delayq, sql: Sql, orders: list[str]
+) -> None:
+    some = ("reschedule", "--kind", "mail", "--key-prefix")
+    assert delayq(*some, "o:4_", "--in", "0s")[:2] == (0, "1 moved\n")
+    said = delayq(*some, "o:4", "--at", "2030-01-01T00:00:00Z", "--json")
+    assert said.code == 1  # one of them runs just now
+    assert said.document == {
+        "answers": {"moved": 2, "running": 1},
+        "others": [{"id": orders[2], "answer": "running"}],
+        "refused": [],
+    }
+    assert delayq(*some, "o:4", "--in", "1d")[:2] == (1, f"2 moved\n1 running: {orders[2]}\n")
+    assert delayq(*some, "o:7", "--in", "1d").code == 1
+    assert len(sql("select from delayq.tasks where execute_at > delayq.clock() + '1 hour'")) == 2
+
+
+@pytest.mark.parametrize("verb", [["cancel"], ["reschedule", "--in", "5m"]])
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        (["--key-prefix", "o:"], "goes with --kind"),
+        (["7", "--kind", "mail", "--key-prefix", "o:"], "goes with --kind"),
+        (["--kind", "mail", "--key", "o:4", "--key-prefix", "o:"], "goes with --kind"),
+        (["--kind", "mail", "--key-prefix", ""], "must not be empty"),
+    ],
+)
+def test_a_prefix_names_tasks_of_one_kind_and_not_all_of_them(
+    delayq: Delayq, verb: list[str], which: list[str], words: str
+) -> None:
+    said = delayq(*verb, *which)
+    assert (said.code, said.out) == (2, "")
+    assert words in said.err
+
+
 # --- looking --------------------------------------------------------------------------------
 
 

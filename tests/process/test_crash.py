@@ -7,14 +7,17 @@ import json
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tests.conftest import Databases
 from tests.helpers import connected
 from tests.nodes import ended, eventually, no_live_tasks, schedule
-from tests.process.crew import Crew, Process, crew, spread
+from tests.process.calm import Run, fresh_crew, keeps
+from tests.process.crew import Crew, Process, bare_timer, crew, spread
 
 if TYPE_CHECKING:
     from delayq.database import Connection
@@ -22,10 +25,19 @@ if TYPE_CHECKING:
 NOISE_S = 1.0
 """What a busy machine may add to a promise."""
 SHORT_TTL_S, SHORT_BEAT_S, SHORT_SWEEP_S = 3.0, 0.75, 0.5
+FROZEN_S = 30.0
+TAKEN_OVER_S = 21.0
+"""What ran on a node that died runs again within the default TTL, one beat and 2 s."""
+PENDING_LATE_US = 700_000
+"""The understudy's 0.5 s, and time for it to ask, lease and start."""
+BACK_WITHIN_S = 10.0
+"""What a woken node may take to find itself buried, join anew, load and fire."""
+CALM_US = 50_000
+"""A bare timer that is later than this at its worst has a machine that cannot show it."""
 
 
-_MOST_BRIEF = 5
-"""How many tasks of 10 ms, one due every 15 ms, one node of three may have leased at a time."""
+_MOST_BRIEF = 10
+"""How many of the brief ones one node of three may have leased at a time: two, as a rule."""
 
 
 async def _one_is_killed(
@@ -36,7 +48,7 @@ async def _one_is_killed(
     long = await spread(them.conn, "once_long", 12, first_s=0, every_ms=0,
                         payload='{"ms": 60000}')  # fmt: skip
     ids = await spread(them.conn, "brief", pending, first_s=1, every_ms=every_ms,
-                       payload='{"ms": 10}')  # fmt: skip
+                       payload='{"ms": 50}')  # fmt: skip
     owner = {line.task_id: line.node for line in await them.saw("start", long)}
     victim = max(nodes, key=lambda node: sum(at == node.node for at in owner.values()))
     await them.saw("start", ids[pending // 4 : pending // 4 + 1])
@@ -73,10 +85,11 @@ async def _check_kill(
     leased = await them.conn.fetch(
         "select id from delayq.task_history where id = any($1::bigint[]) and attempt > 1", ids
     )
-    taken_over = {row["id"] for row in leased}
-    assert len(taken_over) <= _MOST_BRIEF
+    taken_over = sorted((row["id"] for row in leased), key=lateness.__getitem__)
     assert all(lateness[task_id] / 1e6 < within_s for task_id in taken_over)
-    return max(late_us for task_id, late_us in lateness.items() if task_id not in taken_over)
+    # more than it can have had count as pending, and as late as they were
+    had = taken_over[-_MOST_BRIEF:]
+    return max(late_us for task_id, late_us in lateness.items() if task_id not in had)
 
 
 async def _ended_all(them: Crew, ids: list[int]) -> bool:
@@ -97,21 +110,136 @@ async def test_a_killed_nodes_tasks_run_elsewhere_soon(
 
 
 @pytest.mark.more
-@pytest.mark.timeout(120)
+@pytest.mark.alone
+@pytest.mark.timeout(300)
 async def test_a_killed_nodes_tasks_run_elsewhere_as_promised(
-    conn: Connection, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    databases: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """Default settings: pending ones at most 0.7 s late, running ones again within 21 s."""
-    async with crew(conn, dsn, tmp_path, short=False) as them:
-        ids, running, killed_us = await _one_is_killed(them, pending=1000, every_ms=15)
-        latest_us = await _check_kill(them, ids, running, killed_us, 21.0)
-        again_us = max(line.at_us for line in them.starts() if line.task_id in running) - killed_us
-    with capsys.disabled():
-        print(  # noqa: T201 - the figures are what this test is run for
-            f"\nkilled: pending at most {latest_us / 1000:.0f} ms late, what ran there"
-            f" again after {again_us / 1e6:.1f} s at most"
-        )
-    assert latest_us < 700_000
+
+    async def run() -> Run:
+        folder = tmp_path_factory.mktemp("nodes")
+        async with fresh_crew(databases, folder) as them, bare_timer() as bare:
+            ids, running, killed_us = await _one_is_killed(them, pending=2000, every_ms=10)
+            latest_us = await _check_kill(them, ids, running, killed_us, TAKEN_OVER_S)
+            again_us = _again_us(them, running) - killed_us
+        told = _told("killed", latest_us, again_us, bare)
+        return Run(latest_us, max(bare), told)
+
+    await keeps(run, within_us=PENDING_LATE_US, calm_us=CALM_US, tell=record_property)
+
+
+def _again_us(them: Crew, running: list[int]) -> int:
+    """When the last of them was started for the second time."""
+    return max(line.at_us for line in them.starts() if line.task_id in running)
+
+
+def _told(what: str, latest_us: int, again_us: int, bare: list[int]) -> str:
+    return (
+        f"{what}: pending at most {latest_us / 1000:.0f} ms late, what ran there again after"
+        f" {again_us / 1e6:.1f} s at most; a bare timer: max {max(bare) / 1000:.1f} ms"
+    )
+
+
+class Frozen(NamedTuple):
+    """A node that was stopped and woken among others."""
+
+    process: Process
+    was: int
+    """Its incarnation when it was stopped. It comes back as another."""
+    ids: list[int]
+    """Tasks that came due one after another before, meanwhile and afterwards."""
+    running: list[int]
+    """What it ran when it was stopped: some want to go on at once when it wakes, some still wait,
+    and one is inside of its effect."""
+    stopped_us: int
+    woken_us: int
+
+
+async def _one_freezes_and_wakes(them: Crew) -> Frozen:
+    nodes = await them.start_many(3)
+    long = await _same_time(them, "once_long", 15, 20_000)
+    long += await _same_time(them, "once_long", 15, 45_000)
+    inside = await _same_time(them, "inside", 1, 45_000)
+    ids = await spread(them.conn, "brief", 2000, first_s=1, every_ms=25, payload='{"ms": 50}')
+    [locking] = await them.saw("inside", inside)
+    owner = {line.task_id: line.node for line in await them.saw("start", [*long, *inside])}
+    victim = next(node for node in nodes if node.node == locking.node)
+    await them.saw("start", ids[200:201])
+    victim.signal(signal.SIGSTOP)
+    stopped_us = time.time_ns() // 1000
+    await asyncio.sleep(FROZEN_S)  # its silence is the event
+    victim.signal(signal.SIGCONT)
+    running = [task_id for task_id, node in owner.items() if node == victim.node]
+    return Frozen(victim, victim.node, ids, running, stopped_us, time.time_ns() // 1000)
+
+
+async def _same_time(them: Crew, kind: str, count: int, ms: int) -> list[int]:
+    payload = json.dumps({"ms": ms})
+    return await spread(them.conn, kind, count, first_s=0, every_ms=0, payload=payload)
+
+
+async def _check_settled(them: Crew, frozen: Frozen) -> None:
+    """Whoever was given a task settled it, and the woken node nothing that it had lost."""
+    rows = await them.conn.fetch(
+        "select id, node, state, attempt, delayq.micros(finished_at) as finished_us,"
+        "       started_at < execute_at as early from delayq.task_history"
+    )
+    assert {row["state"] for row in rows} == {"succeeded"}
+    assert await them.effects() == dict.fromkeys((row["id"] for row in rows), 1)
+    assert not [row for row in rows if row["early"]]
+    settler = {row["id"]: row["node"] for row in rows}
+    effects = await them.conn.fetch("select task_id, node from public.effects")
+    assert {row["task_id"]: row["node"] for row in effects} == settler
+    ends = [(line.task_id, line.node) for line in them.lines() if line.event == "end"]
+    assert set(ends) <= set(settler.items())
+    assert len(ends) == len(set(ends))
+    assert frozen.was not in {settler[task_id] for task_id in frozen.running}
+    # what it had sent before it was stopped may take the server a moment
+    by_it = [row["finished_us"] for row in rows if row["node"] == frozen.was]
+    assert max(by_it) < frozen.stopped_us + NOISE_S * 1e6
+    assert await them.conn.fetchval("select left_over from public.stock") == 999
+
+
+async def _check_return(them: Crew, frozen: Frozen) -> None:
+    """It is back as another, takes its share of what is left, and leaves like any other."""
+    back = await them.conn.fetchval(
+        "select id from delayq.nodes where pid = $1 and id <> $2 and state = 'active'",
+        frozen.process.popen.pid, frozen.was,
+    )  # fmt: skip
+    first_us = min(line.at_us for line in them.starts() if line.node == back)
+    assert frozen.woken_us < first_us < frozen.woken_us + BACK_WITHIN_S * 1e6
+    frozen.process.signal(signal.SIGTERM)
+    assert await frozen.process.exit_status() == 0
+
+
+@pytest.mark.more
+@pytest.mark.alone
+@pytest.mark.timeout(400)
+async def test_a_node_that_is_frozen_for_30_seconds_settles_nothing_that_it_lost_as_promised(
+    databases: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Default settings, under load: twice the TTL, so that it is buried, robbed, and woken."""
+
+    async def run() -> Run:
+        folder = tmp_path_factory.mktemp("nodes")
+        async with fresh_crew(databases, folder) as them, bare_timer() as bare:
+            frozen = await _one_freezes_and_wakes(them)
+            latest_us = await _check_kill(
+                them, frozen.ids, frozen.running, frozen.stopped_us, TAKEN_OVER_S
+            )
+            await no_live_tasks(them.conn, 60)
+            await _check_settled(them, frozen)
+            await _check_return(them, frozen)
+            again_us = _again_us(them, frozen.running) - frozen.stopped_us
+        told = _told("frozen", latest_us, again_us, bare)
+        return Run(latest_us, max(bare), told)
+
+    await keeps(run, within_us=PENDING_LATE_US, calm_us=CALM_US, tell=record_property)
 
 
 async def test_a_frozen_node_that_wakes_settles_nothing_that_it_lost(

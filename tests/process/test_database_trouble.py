@@ -318,7 +318,7 @@ async def test_a_lease_that_is_ended_in_mid_statement_is_tried_again(
         ends = await all_ended(conn, ids)
         assert {end.attempt for end in ends.values()} == {1}
         await _each_once(conn, ids)
-        assert not life(node)._dispatcher.held
+        await wait_for(lambda: not life(node)._holdings.ids(), "the node lets go of them")
 
 
 async def test_a_lease_that_was_committed_but_whose_answer_is_lost_is_found_and_given_back(
@@ -384,7 +384,7 @@ async def test_a_settlement_whose_answer_is_lost_is_not_taken_for_a_lost_lease(
         await all_ended(conn, ids)
         wire.cut()
         wire.resume()
-        await wait_for(lambda: not life(node)._dispatcher.held, "the node lets go of them")
+        await wait_for(lambda: not life(node)._holdings.ids(), "the node lets go of them")
         assert node.counters is not None
         assert node.counters.leases_lost == 0
     assert sorted(runs) == sorted(ids)
@@ -423,7 +423,7 @@ async def test_a_commit_of_an_effect_whose_answer_is_lost_is_not_repeated(
         end = await ended(conn, task_id)
         wire.cut()
         wire.resume()
-        await wait_for(lambda: not life(node)._dispatcher.held, "the node lets go of it")
+        await wait_for(lambda: not life(node)._holdings.ids(), "the node lets go of it")
         assert (end.state, end.attempt, starts) == ("succeeded", 1, [1])
         await _each_once(conn, [task_id])
         assert await row_of(conn, task_id) is None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from delayq.statements import statement
+from tests.conftest import Databases
 from tests.nodes import eventually, no_live_tasks
+from tests.process.calm import Run, fresh_crew, keeps
 from tests.process.crew import Crew, Process, bare_timer, crew, percentile, spread
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 LATE_US = 250_000
 """For a noisy machine; what is promised is asked of `test_the_whole_promise`."""
+CALM_US = 2_000
+"""The 99th percentile of a bare timer on a machine that has time for us is 1 to 2 ms. A task waits
+for a processor several times (node, server, node), so it is late by several times as much."""
 
 
 async def _leave(process: Process) -> None:
@@ -81,30 +86,37 @@ async def test_all_nodes_are_replaced_one_after_another(
 
 
 @pytest.mark.more
-@pytest.mark.timeout(150)
+@pytest.mark.alone
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", ["nothing", "one_leaves", "all_are_replaced"])
 async def test_the_whole_promise(
-    conn: Connection, dsn: str, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+    databases: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+    record_property: Callable[[str, object], None],
+    what: str,
 ) -> None:
-    """2,000 tasks over 20 s, three nodes, default settings: the 99th percentile within 10 ms.
+    """2,000 tasks over 20 s, three nodes, default settings: the 99th percentile under 10 ms."""
 
-    What other programs on this machine add is measured by a bare timer and granted three times,
-    since a task waits for a processor three times: in the node, in the server, in the node.
-    """
-    async with crew(conn, dsn, tmp_path, short=False) as them:
-        nodes = await them.start_many(3)
-        ids = await spread(conn, "brief", 2000, first_s=1, every_ms=10, payload='{"ms": 50}')
-        async with bare_timer() as bare:
-            if what == "one_leaves":
-                await _one_leaves(them, nodes, ids)
-            elif what == "all_are_replaced":
-                await _all_are_replaced(them, nodes, ids)
-            await no_live_tasks(conn, 60)
-        lateness = (await _check(them, ids)).values()
-    high, high_bare = percentile(lateness, 0.99), percentile(bare, 0.99)
-    with capsys.disabled():
-        print(f"\n{what}: {_figures(lateness)}; a bare timer: {_figures(bare)}")  # noqa: T201
-    assert high < 10_000 + 3 * max(0, high_bare - 1_000)
+    async def run() -> Run:
+        async with fresh_crew(databases, tmp_path_factory.mktemp("nodes")) as them:
+            lateness, bare = await _two_thousand(them, what)
+        told = f"{what}: {_figures(lateness)}; a bare timer: {_figures(bare)}"
+        return Run(percentile(lateness, 0.99), percentile(bare, 0.99), told)
+
+    await keeps(run, within_us=10_000, calm_us=CALM_US, tell=record_property)
+
+
+async def _two_thousand(them: Crew, what: str) -> tuple[list[int], list[int]]:
+    """The lateness of each, and of a bare timer meanwhile; that nothing else was wrong."""
+    nodes = await them.start_many(3)
+    ids = await spread(them.conn, "brief", 2000, first_s=1, every_ms=10, payload='{"ms": 50}')
+    async with bare_timer() as bare:
+        if what == "one_leaves":
+            await _one_leaves(them, nodes, ids)
+        elif what == "all_are_replaced":
+            await _all_are_replaced(them, nodes, ids)
+        await no_live_tasks(them.conn, 60)
+    return list((await _check(them, ids)).values()), bare
 
 
 def _figures(values: Iterable[int]) -> str:

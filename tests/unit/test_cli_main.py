@@ -161,3 +161,9 @@ def test_a_mistake_of_ours_is_70_without_a_traceback(
 )
 def test_every_error_has_its_exit_code(error: Exception, code: Exit) -> None:
     assert exit_for(error) is code
+
+
+def test_a_bulk_verb_that_stopped_half_way_exits_like_what_stopped_it() -> None:
+    stopped = errors.BulkStopped(7, cause := errors.DatabaseUnavailable("gone"))
+    stopped.__cause__ = cause
+    assert exit_for(stopped) is Exit.DATABASE

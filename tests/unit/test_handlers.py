@@ -22,6 +22,7 @@ from delayq.handlers import (
     make_task_decorator,
 )
 from delayq.model import Cancel, OnConflict, Reschedule, ScheduledTask, TaskRequest, TaskState
+from delayq.request import Target, When
 
 if TYPE_CHECKING:
     import asyncpg
@@ -48,39 +49,14 @@ class Recorder:
         self.conns.append(conn)
         return ScheduledTask(1, request.kind, True, TaskState.PENDING, None)
 
-    async def cancel(
-        self,
-        id: int | None = None,
-        *,
-        kind: str | None = None,
-        key: str | None = None,
-        conn: AnyConnection | None = None,
-    ) -> Cancel:
-        self.calls.append((id, kind, key, conn))
+    async def cancel_target(self, target: Target, conn: AnyConnection | None = None) -> Cancel:
+        self.calls.append((target, conn))
         return Cancel.CANCELLED
 
-    async def reschedule(
-        self,
-        id: int | None = None,
-        *,
-        kind: str | None = None,
-        key: str | None = None,
-        delay_us: int | None = None,
-        execute_at_us: int | None = None,
-        conn: AnyConnection | None = None,
+    async def move_target(
+        self, target: Target, when: When, conn: AnyConnection | None = None
     ) -> Reschedule:
-        self.calls.append((id, kind, key, delay_us, execute_at_us, conn))
-        return Reschedule.MOVED
-
-    async def run_now(
-        self,
-        id: int | None = None,
-        *,
-        kind: str | None = None,
-        key: str | None = None,
-        conn: AnyConnection | None = None,
-    ) -> Reschedule:
-        self.calls.append((id, kind, key, conn))
+        self.calls.append((target, when, conn))
         return Reschedule.MOVED
 
 
@@ -459,11 +435,11 @@ async def test_tasks_are_cancelled_moved_and_run_by_key_or_id(
     assert await expire.reschedule(id=7, at=AT, conn=CONN) is Reschedule.MOVED
     assert await expire.run_now(7) is Reschedule.MOVED
     assert scheduler.calls == [
-        (None, "expire", "k", CONN),
-        (7, None, None, None),
-        (None, "expire", "k", 5_000_000, None, None),
-        (7, None, None, None, AT_US, CONN),
-        (7, None, None, None),
+        (("expire", "k"), CONN),
+        (7, None),
+        (("expire", "k"), (5_000_000, None), None),
+        (7, (None, AT_US), CONN),
+        (7, (0, None), None),
     ]
 
 

@@ -21,7 +21,14 @@ from delayq.instants import (
     instant_to_us,
 )
 from delayq.model import OnConflict, TaskRequest
-from delayq.request import build_request, check_target
+from delayq.request import (
+    MISSING,
+    RequestForm,
+    build_request,
+    check_target,
+    check_targets,
+    parse_when,
+)
 
 NAN, INF = float("nan"), float("inf")
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -270,8 +277,8 @@ def test_a_member_of_a_text_enum_becomes_its_text() -> None:
 
 
 def test_a_task_is_named_by_id_or_by_kind_and_key() -> None:
-    assert check_target(7, "k", None) == (7, None, None)
-    assert check_target(None, "k", "key") == (None, "k", "key")
+    assert check_target(7, "k", None) == 7
+    assert check_target(None, "k", "key") == ("k", "key")
 
 
 @pytest.mark.parametrize(
@@ -291,3 +298,45 @@ def test_a_task_named_twice_or_badly_is_refused(id: Any, kind: Any, key: Any, fi
     with pytest.raises(InvalidArgument) as caught:
         check_target(id, kind, key)
     assert caught.value.field == field
+
+
+def test_many_tasks_are_named_by_ids_or_by_kind_and_key_prefix() -> None:
+    assert check_targets((id for id in (9, 7, 9)), None, None) == [7, 9]
+    assert check_targets([], None, None) == []
+    assert check_targets(None, "k", "order:4%_") == ("k", "order:4%_")
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind", "key_prefix", "field"),
+    [
+        (None, None, None, "ids"),
+        (None, "k", None, "ids"),
+        ([7], "k", None, "ids"),
+        ([7], "k", "order:", "ids"),
+        ([7], None, "order:", "ids"),
+        ([7, 0], None, None, "id"),
+        ([7, "8"], None, None, "id"),
+        (None, None, "order:", "kind"),
+        (None, "", "order:", "kind"),
+        (None, "k", "", "key_prefix"),
+        (None, "k", "a\0", "key_prefix"),
+        (None, "k", 7, "key_prefix"),
+        (None, "k", "x" * 501, "key_prefix"),
+    ],
+)
+def test_many_tasks_named_twice_or_badly_are_refused(
+    ids: Any, kind: Any, key_prefix: Any, field: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_targets(ids, kind, key_prefix)
+    assert caught.value.field == field
+
+
+def test_a_form_that_was_checked_once_makes_requests_like_those_that_are_built_singly() -> None:
+    options: dict[str, Any] = {"key": "order:42", "priority": 3, "timeout": 5, "headers": {"a": 1}}
+    form = RequestForm("k", **options)
+    for delay in (0, 7.5):
+        wanted = build_request("k", '{"n":1}', delay=delay, **options)
+        assert form.fill('{"n":1}', parse_when(delay, MISSING)) == wanted
+    at = datetime(2026, 5, 1, 9, tzinfo=UTC)
+    assert form.fill("{}", parse_when(MISSING, at)) == build_request("k", at=at, **options)

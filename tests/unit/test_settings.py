@@ -106,6 +106,8 @@ def test_settings_that_contradict_each_other_are_refused(
         ({"log_level": "loud"}, False),
         ({"log_format": "JSON"}, True),
         ({"log_format": "xml"}, False),
+        ({"event_loop": "UVLOOP"}, True),
+        ({"event_loop": "trio"}, False),
     ],
 )
 def test_the_bounds_hold(given: dict[str, object], allowed: bool) -> None:

@@ -173,30 +173,31 @@ def test_a_full_heap_knows_its_latest_again_after_that_one_was_moved() -> None:
     assert heap.take_cut_us() == T0 + 900
 
 
-@given(st.lists(st.integers(T0, T0 + 10**6), min_size=1, max_size=3_000), st.data())
+@given(st.lists(st.integers(T0, T0 + 10**6), min_size=1, max_size=3_000))
 @settings(max_examples=30, deadline=None)
-def test_shrinking_drops_the_latest_and_names_the_earliest_dropped(
-    instants: list[int], data: st.DataObject
+def test_making_room_drops_the_latest_sixteenth_and_names_the_earliest_dropped(
+    instants: list[int],
 ) -> None:
-    heap = TimerHeap(5_000)
+    heap = TimerHeap(len(instants))
     for task_id, at_us in enumerate(instants):
         heap.push(task_id, at_us, "mail", 0)
-    count = data.draw(st.integers(0, len(instants) + 2))
+    assert heap.push(5_000, T0 - 1, "mail", 0, make_room=True)
     ordered = sorted(instants)
-    dropped = ordered[count:]
-    assert heap.shrink_to(count) == (dropped[0] if dropped else None)
-    assert [t.at_us for t in heap.pop_due(YEAR_9000, 5_000)] == ordered[:count]
+    kept = len(ordered) - len(ordered) // 16 - 1
+    assert heap.take_cut_us() == ordered[kept]
+    assert [t.at_us for t in heap.pop_due(YEAR_9000, 5_000)] == [T0 - 1, *ordered[:kept]]
 
 
-def test_shrinking_is_right_even_where_sampling_misleads() -> None:
-    heap = TimerHeap(100_000)
+def test_making_room_is_right_even_where_sampling_misleads() -> None:
+    heap = TimerHeap(2_000)
     # Every second entry is late: a sample taken in even strides sees the late ones alone, and
-    # takes the hundred latest for a smaller share than they are.
+    # takes the 126 latest for a smaller share than they are.
     for n in range(2_000):
         heap.push(n + 1, T0 + (n if n % 2 else 10**6 + n), "mail", 0)
-    assert heap.shrink_to(2_000 - 100) == T0 + 10**6 + 1_998 - 2 * 99
-    assert heap.shrink_to(0) == T0 + 1
-    assert len(heap) == 0
+    assert heap.push(9_999, T0 - 1, "mail", 0, make_room=True)
+    assert heap.take_cut_us() == T0 + 10**6 + 1_998 - 2 * 125
+    assert heap.latest_at_us() == T0 + 10**6 + 1_998 - 2 * 126
+    assert len(heap) == 2_000 - 126 + 1
 
 
 @pytest.mark.parametrize("by", ["moving", "discarding"])
