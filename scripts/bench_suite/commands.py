@@ -18,8 +18,9 @@ MARK = "@@"
 
 
 async def obey(commands: Mapping[str, Command]) -> None:
-    """Carry out commands from standard input until it ends."""
+    """Carry out commands from standard input until it ends; `ready` is known to all."""
     loop = asyncio.get_running_loop()
+    commands = {"ready": _ready, **commands}
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         order: dict[str, Any] = json.loads(line)
         try:
@@ -28,3 +29,7 @@ async def obey(commands: Mapping[str, Command]) -> None:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(MARK + json.dumps(answer), flush=True)
+
+
+async def _ready() -> Mapping[str, object]:
+    return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 Starts = Sequence[tuple[int, int]]
 """(task number, nanoseconds since 1970 by this host's clock)"""
@@ -42,12 +43,17 @@ def lateness(
     starts: Starts, count: int, due_us: Callable[[int], float]
 ) -> tuple[list[float], dict[str, int]]:
     """Milliseconds from due to the first start of each task, and what went wrong."""
+    late_ms = late_by_number(starts, count, due_us)
+    counted = sum(0 <= number < count for number, _ in starts)
+    early = sum(late < 0 for late in late_ms.values())
+    faults = {"lost": count - len(late_ms), "twice": counted - len(late_ms), "early": early}
+    return list(late_ms.values()), faults
+
+
+def late_by_number(starts: Starts, count: int, due_us: Callable[[int], float]) -> dict[int, float]:
+    """The same milliseconds, by the number of the task."""
     first: dict[int, int] = {}
-    twice = 0
-    for number, at_ns in starts:
+    for number, at_ns in sorted(starts, key=itemgetter(1)):
         if 0 <= number < count:
-            twice += number in first
             first.setdefault(number, at_ns)
-    late_ms = [(at_ns / 1000 - due_us(number)) / 1000 for number, at_ns in first.items()]
-    early = sum(late < 0 for late in late_ms)
-    return late_ms, {"lost": count - len(first), "twice": twice, "early": early}
+    return {number: (at_ns / 1000 - due_us(number)) / 1000 for number, at_ns in first.items()}

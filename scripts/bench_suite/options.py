@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .scenarios import SCENARIOS
-
-
-def _size(default: float, about: str) -> float:
-    size: float = field(default=default, metadata={"about": about})
-    return size
-
-
-def _count(default: int, about: str) -> int:
-    count: int = field(default=default, metadata={"about": about})
-    return count
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much of everything; the defaults are those of the stated targets."""
-
-    throughput_tasks: int = _count(50_000, "no-op tasks that are due before the worker starts")
-    lateness_rate: int = _count(200, "tasks a second, due evenly")
-    lateness_seconds: float = _size(10.0, "for how long")
-    burst_tasks: int = _count(5_000, "tasks due at one instant")
-    lone_tasks: int = _count(100, "lone tasks, one after another")
-    lone_spacing_seconds: float = _size(0.1, "between two of them")
-    lead_seconds: float = _size(4.0, "how far ahead timed tasks are scheduled")
-    schedule_seconds: float = _size(2.0, "for how long calls are counted")
-    cancel_tasks: int = _count(2_000, "tasks to cancel in each of the two ways")
-    callers: int = _count(50, "concurrent callers that schedule and cancel")
-    idle_nodes: int = _count(3, "nodes that idle")
-    idle_pending: int = _count(100_000, "tasks that are pending an hour ahead")
-    idle_seconds: float = _size(30.0, "for how long statements are counted")
+from .sizes import Size, Sizes, all_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +31,20 @@ class Options:
 def read_options(arguments: Sequence[str]) -> Options:
     """Options from the command line; argparse ends the program on nonsense."""
     given = _parser().parse_args(arguments)
-    sizes = Sizes(**{size.name: getattr(given, size.name) for size in fields(Sizes)})
+    chosen: dict[str, Any] = {
+        size.name: size.chosen(getattr(given, size.name), full=given.full) for size in all_sizes()
+    }
+    names = tuple(name for name, scenario in SCENARIOS.items() if given.full or scenario.brief)
     return Options(
         reps=given.reps,
-        only=tuple(given.only),
+        only=given.only or names,
         json=given.json,
         check=given.check,
         dsn=given.dsn,
         pg_bin=given.pg_bin,
         keep=given.keep,
         settings=dict(given.set),
-        sizes=sizes,
+        sizes=Sizes(**chosen),
     )
 
 
@@ -79,8 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--reps", type=_at_least_one, default=3, help="runs of each scenario, interleaved (3)")
-    add("--only", type=_names, default=tuple(SCENARIOS), metavar="NAME[,NAME]",
-        help=f"of {', '.join(SCENARIOS)}")  # fmt: skip
+    later = [name for name, scenario in SCENARIOS.items() if not scenario.brief]
+    add("--only", type=_names, metavar="NAME[,NAME]",
+        help=f"of {', '.join(SCENARIOS)} (all but {', '.join(later)})")  # fmt: skip
+    add("--full", action="store_true",
+        help="all, at the sizes of the stated targets: an hour, and 12 GB of disk")  # fmt: skip
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--check", action="store_true", help="exit 1 if a target is missed or a task is lost")
     add("--dsn", help="a server of yours, where databases are made (default: one is started)")
@@ -88,15 +67,24 @@ def _parser() -> argparse.ArgumentParser:
     add("--keep", action="store_true", help="keep the folder with the server's data and the logs")
     add("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE",
         help="a setting of delayq that is not to be the default, say max_workers=10")  # fmt: skip
-    sizes = parser.add_argument_group("sizes")
-    for size in fields(Sizes):
-        kind = type(size.default)
-        about = f"{size.metadata['about']} ({size.default:g})"
+    sizes = parser.add_argument_group("sizes (in brackets the default; with --full)")
+    for size in all_sizes():
         sizes.add_argument(
-            f"--{size.name.replace('_', '-')}", type=kind, default=size.default, help=about,
-            metavar="N",
-        )  # fmt: skip
+            f"--{size.name.replace('_', '-')}", type=_reader(size), help=size.told, metavar="N"
+        )
     return parser
+
+
+def _reader(size: Size) -> Callable[[str], object]:
+    """What reads the option of a size."""
+    return _counts if isinstance(size.default, tuple) else type(size.default)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(int(number) for number in text.split(","))
+    if list(counts) != sorted(set(counts)) or counts[0] < 0:
+        raise argparse.ArgumentTypeError("must be numbers, the smallest first, say 0,1000")
+    return counts
 
 
 def _at_least_one(text: str) -> int:

@@ -1,6 +1,6 @@
-"""The figures without delayq: asyncpg alone, asyncio alone; a process of its own, on command.
+"""The figures without delayq: a table of tasks, and asyncpg alone that leases and settles them.
 
-Each does the least that the job needs, on a table of its own in a fresh database of the same
+It does the least that the job needs, on a table of its own in a fresh database of the same
 server. There are no retries, no recovery, no handlers and no limits in here.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from time import perf_counter, time_ns
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,10 @@ import asyncpg
 
 from delayq.dsn import parse_dsn
 
-from .callers import rate_for, rate_over
-from .commands import Command, obey
-from .numbers import spread
+from .numbers import median
 
 if TYPE_CHECKING:
-    from delayq.database import Connection, Pool
+    from delayq.database import Connection
 
 BATCH = 100
 _OWNER = 7
@@ -74,12 +72,16 @@ SETTLE = """
         returning *)
     insert into raw_history select *, now() from gone
 """
-INSERT = """
-    insert into raw_task (kind, payload, execute_at)
-    values ('noop', '{"n": 7}', now() + interval '1 hour') returning id, execute_at
+SNAPSHOT = "begin isolation level repeatable read; select count(*) from pg_class"
+_WINDOW = """
+    select id, execute_at, kind from raw_task
+     where state = 0 and execute_at <= $1 order by execute_at, id
 """
-DELETE = "delete from raw_task where id = $1"
-LOOK = "select id from raw_task where state = 0 and execute_at <= now() order by execute_at limit 1"
+WINDOW_PASSES = 5
+_LEFT = "select id from raw_task limit 1"
+_LOOK_S = 0.005
+_BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
+_COMMITTED_LATE = timedelta(seconds=2)
 
 
 async def connect(dsn: str) -> Connection:
@@ -110,18 +112,67 @@ async def prepare(conn: Connection, rows: int = 0) -> None:
     await conn.execute("checkpoint")
 
 
-async def drain(*, dsn: str, rows: int, pipelined: bool) -> Mapping[str, object]:
-    """Lease and settle all rows: in turn on one connection, or on two at the same time."""
-    async with connections(dsn, 1 + pipelined) as conns:
-        await prepare(conns[0], rows)
+async def drain(
+    *, dsn: str, rows: int, pipelined: bool, held: bool = False
+) -> Mapping[str, object]:
+    """Lease and settle all rows: in turn on one connection, or on two at the same time.
+
+    `held`: beside a snapshot that stays open, so that no dead row can be removed.
+    """
+    async with connections(dsn, 3) as (first, second, holder):
+        if held:
+            await holder.execute(SNAPSHOT)
+        await prepare(first, rows)
         began = perf_counter()
-        done = await (_pipelined if pipelined else _in_turn)(*conns)
+        done = await (_pipelined(first, second) if pipelined else _in_turn(first))
         return {"per_s": done / (perf_counter() - began), "done": done}
 
 
-async def _leases(conn: Connection) -> AsyncIterator[list[asyncpg.Record]]:
+async def fill(*, dsn: str, rows: int) -> Mapping[str, object]:
+    """Due rows for several processes that each take their `share`."""
+    async with connections(dsn, 1) as (conn,):
+        await prepare(conn, rows)
+    return {}
+
+
+async def share(*, dsn: str) -> Mapping[str, object]:
+    """Lease and settle in turn until nothing is left; others do so at the same time."""
+    async with connections(dsn, 1) as (conn,):
+        began_ns = time_ns()
+        done = await _in_turn(conn)
+        return {"done": done, "began_ns": began_ns, "ended_ns": time_ns()}
+
+
+async def follow(*, dsn: str, until_ns: int) -> Mapping[str, object]:
+    """Lease and settle in turn what becomes due, until then and until nothing is left."""
+    async with connections(dsn, 1) as (conn,):
+        since = _BEGINNING
+        while time_ns() < until_ns or await conn.fetchval(_LEFT) is not None:
+            async for batch in _leases(conn, since):
+                await _settle(conn, batch)
+                # rows may be committed after later ones, but not by much
+                since = max(since, batch[0]["execute_at"] - _COMMITTED_LATE)
+            await asyncio.sleep(_LOOK_S)
+        return {"ended_ns": time_ns()}
+
+
+async def window(*, dsn: str, rows: int) -> Mapping[str, object]:
+    """Read so many rows that become due by the index; the median of some passes."""
+    async with connections(dsn, 1) as (conn,):
+        await prepare(conn, rows)
+        took_ms = []
+        for _ in range(WINDOW_PASSES):
+            began = perf_counter()
+            await conn.fetch(_WINDOW, datetime.now(UTC))
+            took_ms.append((perf_counter() - began) * 1000)
+        return {"ms": median(took_ms)}
+
+
+async def _leases(
+    conn: Connection, since: datetime = _BEGINNING
+) -> AsyncIterator[list[asyncpg.Record]]:
     """Batches until there are none."""
-    last = (datetime(2000, 1, 1, tzinfo=UTC), 0)
+    last = (since, 0)
     while batch := await conn.fetch(LEASE, *last, BATCH, _OWNER, random.getrandbits(40)):
         last = max((row["execute_at"], row["id"]) for row in batch)
         yield batch
@@ -152,76 +203,3 @@ async def _pipelined(lease_conn: Connection, settle_conn: Connection) -> int:
 
     _, done = await asyncio.gather(lease(), settle())
     return done
-
-
-async def timers(*, count: int, first_us: float, step_us: float) -> Mapping[str, object]:
-    """Bare `loop.call_at` timers; how late they were called, in milliseconds."""
-    loop = asyncio.get_running_loop()
-    late_ms: list[float] = []
-    over = asyncio.Event()
-
-    def fire(due_us: float) -> None:
-        late_ms.append((time_ns() / 1000 - due_us) / 1000)
-        if len(late_ms) == count:
-            over.set()
-
-    ahead_s = loop.time() - time_ns() / 1e9
-    for i in range(count):
-        due_us = first_us + i * step_us
-        loop.call_at(due_us / 1e6 + ahead_s, fire, due_us)
-    await over.wait()
-    return spread(late_ms)
-
-
-async def insert(*, dsn: str, seconds: float, callers: int, pool: int) -> Mapping[str, object]:
-    """One INSERT … RETURNING a call."""
-    async with connections(dsn, 1) as (conn,):
-        await prepare(conn)
-    async with _pool(dsn, min(callers, pool)) as opened:
-        return {"per_s": await rate_for(seconds, callers, lambda: opened.fetchrow(INSERT))}
-
-
-async def delete(*, dsn: str, rows: int, callers: int, pool: int) -> Mapping[str, object]:
-    """One DELETE by id a call."""
-    async with connections(dsn, 1) as (conn,):
-        await prepare(conn, rows)
-        ids = [int(row[0]) for row in await conn.fetch("select id from raw_task order by id")]
-    async with _pool(dsn, min(callers, pool)) as opened:
-        return {"per_s": await rate_over(ids, callers, lambda id: opened.execute(DELETE, id))}
-
-
-async def poll(*, dsn: str, seconds: float, pollers: int) -> Mapping[str, object]:
-    """Connections that each LISTEN, and look for due rows once a second."""
-    async with connections(dsn, pollers) as opened:
-        await prepare(opened[0])
-        for conn in opened:
-            await conn.execute("listen raw_task")
-        until = perf_counter() + seconds
-        while perf_counter() < until:
-            for conn in opened:
-                await conn.fetch(LOOK)
-            await asyncio.sleep(1)
-    return {}
-
-
-@asynccontextmanager
-async def _pool(dsn: str, size: int) -> AsyncIterator[Pool]:
-    # Nothing is reset between two calls, which would be a statement more; delayq does not either.
-    async def leave_as_it_is(_: object) -> None: ...
-
-    async with asyncpg.create_pool(
-        **parse_dsn(dsn).connect_arguments(), min_size=size, max_size=size, reset=leave_as_it_is
-    ) as pool:
-        yield pool
-
-
-COMMANDS: Mapping[str, Command] = {
-    "drain": drain,
-    "timers": timers,
-    "insert": insert,
-    "delete": delete,
-    "poll": poll,
-}
-
-if __name__ == "__main__":
-    asyncio.run(obey(COMMANDS))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from .numbers import median
-from .scenario import Figure, Measure, Sample, Scenario, Target
+from .scenario import NAN, Figure, Measure, Sample, Scenario, Target
 
 HEADINGS = ("figure", "unit", "delayq", "raw", "ratio", "target", "")
 
@@ -19,10 +20,14 @@ class Line:
     figure: Figure
     ours: tuple[float, ...]
     raw: tuple[float, ...]
+    """NaN if there is nothing raw of this sort"""
+    base: tuple[float, ...] = ()
+    """the figure of delayq that the target names, where it names one"""
 
     def against(self, target: Target) -> float:
         """The median over the runs of what each run's figure is worth to the target."""
-        return median([target.value(a, b) for a, b in zip(self.ours, self.raw, strict=True)])
+        others = self.base if target.of else self.raw
+        return median([target.value(a, b) for a, b in zip(self.ours, others, strict=True)])
 
     @property
     def ratio(self) -> float:
@@ -36,16 +41,19 @@ class Line:
         return None if target is None else target.met(self.against(target))
 
 
-def lines_of(scenario: Scenario, samples: Sequence[Sample]) -> list[Line]:
+def lines_of(figures: Sequence[Figure], samples: Sequence[Sample]) -> list[Line]:
     """The lines of one scenario."""
-    return [
-        Line(
-            figure,
-            tuple(sample.ours[figure.key] for sample in samples),
-            tuple(sample.raw[figure.key] for sample in samples),
-        )
-        for figure in scenario.figures
-    ]
+    return [_line(figure, samples) for figure in figures]
+
+
+def _line(figure: Figure, samples: Sequence[Sample]) -> Line:
+    base = figure.target.of if figure.target else None
+    return Line(
+        figure,
+        tuple(sample.ours[figure.key] for sample in samples),
+        tuple(NAN if figure.alone else sample.raw[figure.key] for sample in samples),
+        tuple(sample.ours[base] for sample in samples) if base else (),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +62,11 @@ class Report:
 
     facts: dict[str, str]
     scenarios: dict[str, Scenario]
+    figures: dict[str, tuple[Figure, ...]]
     samples: dict[str, list[Sample]]
     """by the scenario's name, one for each run"""
+    failures: Sequence[str] = ()
+    """runs of scenarios that found nothing, and why"""
 
     @property
     def faults(self) -> list[str]:
@@ -74,13 +85,15 @@ class Report:
         return [
             (name, line)
             for name, samples in self.samples.items()
-            for line in lines_of(self.scenarios[name], samples)
+            if samples
+            for line in lines_of(self.figures[name], samples)
         ]
 
     @property
     def passed(self) -> bool:
         """All targets met, and nothing went wrong."""
-        return not self.faults and all(line.passed is not False for _, line in self.lines)
+        trouble = self.failures or self.faults
+        return not trouble and all(line.passed is not False for _, line in self.lines)
 
     def as_text(self) -> str:
         """For people."""
@@ -90,30 +103,44 @@ class Report:
         for name in self.samples:
             scenario = self.scenarios[name]
             raws += [f"{name}: {scenario.about}", f"    raw: {scenario.raw_about}"]
-        notes = sorted({
-            f"{name}: {key} {value}"
-            for name, samples in self.samples.items()
-            for sample in samples
-            for key, value in sample.notes.items()
-        })  # fmt: skip
         faults = [f"FAULT {fault}" for fault in self.faults]
-        return "\n".join([*facts, "", *_columns(rows), *raws, *notes, *faults])
+        failures = [f"FAILED {failure}" for failure in self.failures]
+        return "\n".join([*facts, "", *_columns(rows), *raws, *self._notes(), *faults, *failures])
+
+    def _notes(self) -> list[str]:
+        """What the runs noted, each note with what every run found."""
+        found: dict[str, list[str]] = {}
+        for name, samples in self.samples.items():
+            for sample in samples:
+                for key, value in sample.notes.items():
+                    text = _number(value) if isinstance(value, float) else str(value)
+                    found.setdefault(f"{name}: {key}", []).append(text)
+        return [
+            f"{what} {', '.join(dict.fromkeys(values))}" for what, values in sorted(found.items())
+        ]
 
     def as_json(self) -> str:
-        """For programs."""
-        return json.dumps(
-            {
-                "facts": self.facts,
-                "passed": self.passed,
-                "faults": self.faults,
-                "figures": [_record(name, line) for name, line in self.lines],
-                "runs": {
-                    name: [asdict(sample) for sample in samples]
-                    for name, samples in self.samples.items()
-                },
+        """For programs. What could not be measured is null."""
+        document = {
+            "facts": self.facts,
+            "passed": self.passed,
+            "faults": self.faults,
+            "failures": list(self.failures),
+            "figures": [_record(name, line) for name, line in self.lines],
+            "runs": {
+                name: [asdict(sample) for sample in samples]
+                for name, samples in self.samples.items()
             },
-            indent=1,
-        )
+        }
+        return json.dumps(_plain(document), indent=1, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _record(name: str, line: Line) -> dict[str, object]:
@@ -134,15 +161,14 @@ def _record(name: str, line: Line) -> dict[str, object]:
 
 def _row(line: Line) -> tuple[str, ...]:
     target = line.figure.target
-    reached = "" if target is None else _verdict(line, target)
     return (
         line.figure.title,
         line.figure.unit,
         _range(line.ours),
-        _range(line.raw),
-        f"{line.ratio:.2f}",
+        "" if line.figure.alone else _range(line.raw),
+        "" if line.figure.alone else f"{line.ratio:.2f}",
         "" if target is None else str(target),
-        reached,
+        "" if target is None else _verdict(line, target),
     )
 
 
@@ -160,7 +186,9 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value == 0 or abs(value) >= 0.1 else f"{value:.2g}"
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

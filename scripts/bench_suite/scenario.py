@@ -8,8 +8,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .options import Sizes
     from .server import Ground
+    from .sizes import Sizes
+
+NAN = float("nan")
 
 
 class Measure(StrEnum):
@@ -29,11 +31,13 @@ class Target:
     measure: Measure
     least: float | None = None
     most: float | None = None
+    of: str | None = None
+    """Instead of raw: the figure of delayq, of the same run and scenario, that it is a ratio of."""
 
     def value(self, ours: float, raw: float) -> float:
-        """One run's figure as the target sees it."""
+        """One run's figure as the target sees it, beside what it is held against."""
         if self.measure is Measure.RATIO:
-            return ours / raw if raw else float("nan")
+            return ours / raw if raw else NAN
         return ours - raw if self.measure is Measure.DIFFERENCE else ours
 
     def met(self, value: float) -> bool:
@@ -44,8 +48,11 @@ class Target:
 
     def __str__(self) -> str:
         sign, limit = (">=", self.least) if self.least is not None else ("<=", self.most)
-        words = {"ratio": "ratio ", "difference": "+", "value": ""}[self.measure]
-        return f"{words}{sign} {limit:g}" if words != "+" else f"raw {sign} +{limit:g}"
+        if self.measure is Measure.DIFFERENCE:
+            return f"raw {sign} +{limit:g}"
+        if self.measure is Measure.VALUE:
+            return f"{sign} {limit:g}"
+        return f"of {self.of} {sign} {limit:g}" if self.of else f"ratio {sign} {limit:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +63,16 @@ class Figure:
     title: str
     unit: str
     target: Target | None = None
+    alone: bool = False
+    """There is nothing raw of this sort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one run of a scenario found."""
+    """What one run of a scenario found. NaN: it could not be measured here."""
 
     ours: dict[str, float]
-    raw: dict[str, float]
+    raw: dict[str, float] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     """tasks lost, started twice, or early: all should be 0"""
     notes: dict[str, float | str] = field(default_factory=dict)
@@ -76,5 +85,12 @@ class Scenario:
     name: str
     about: str
     raw_about: str
-    figures: tuple[Figure, ...]
+    figures: tuple[Figure, ...] | Callable[[Sizes], tuple[Figure, ...]]
+    """a function, where the sizes say which there are"""
     run: Callable[[Ground, Sizes], Awaitable[Sample]]
+    brief: bool = True
+    """False: only run with --full, or when it is named"""
+
+    def figures_at(self, sizes: Sizes) -> tuple[Figure, ...]:
+        """The figures of a run with these sizes."""
+        return self.figures if isinstance(self.figures, tuple) else self.figures(sizes)

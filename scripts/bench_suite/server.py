@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -19,7 +20,8 @@ from delayq.dsn import parse_dsn
 from delayq.embedded import PrivateServer, find_binaries
 from delayq.migrate import migrate
 
-from .processes import Child, Worker, child, environment, worker
+from .fill import fill_far_ahead, remove_others, vacuum
+from .processes import BenchError, Child, Worker, child, environment, worker
 
 if TYPE_CHECKING:
     from delayq.database import Connection
@@ -41,6 +43,9 @@ STATEMENTS: Final = {
 }
 _BESIDES: Final = ("log_", "lc_", "default_text", "unix_socket", "listen_addresses", "timezone")
 _numbers = itertools.count(1)
+_LONG: Final = 1_000_000
+_BYTES_A_TASK: Final = 1_000
+"""on disk, its indexes and what the server needs to write it included"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,33 +60,99 @@ class Ground:
     counts_statements: bool
     own: bool
     """False: somebody's server, where nothing is left behind"""
+    _filled: dict[int, Place] = field(default_factory=dict)
 
     @asynccontextmanager
-    async def database(self, *, migrated: bool, counted: bool = False) -> AsyncIterator[Place]:
-        """A fresh database, dropped at the end of the block; with delayq's schema if `migrated`.
-
-        `counted`: pg_stat_statements counts in it.
-        """
-        name = f"bench_{os.getpid()}_{next(_numbers)}"
-        await self.admin.execute(f'create database "{name}" template template0')
+    async def database(self, *, migrated: bool) -> AsyncIterator[Place]:
+        """A fresh database, dropped at the end of the block; with delayq's schema if `migrated`."""
+        place = await self._create(f"bench_{os.getpid()}_{next(_numbers)}")
         try:
-            if counted and self.counts_statements and self.own:
-                await self.admin.execute(
-                    f"alter database \"{name}\" set pg_stat_statements.track = 'top'"
-                )
-            place = Place(self, name, dsn_of(self.dsn, name), self.folder / name)
-            place.folder.mkdir()
             if migrated:
                 async with connected(place.dsn) as conn:
                     await migrate(conn)
             yield place
         finally:
-            await self.admin.execute(f'drop database if exists "{name}" with (force)')
+            await self._drop(place)
+
+    async def filled(self, count: int) -> Place:
+        """A database with delayq's schema and so many tasks a month ahead.
+
+        All scenarios and runs share the one of that size: to write ten million tasks takes
+        minutes. What a run that failed left behind is removed. Raises BenchError if the disk has
+        no room for it.
+        """
+        if count not in self._filled:
+            self._filled[count] = await self._fill(count)
+        place = self._filled[count]
+        async with connected(place.dsn) as conn:
+            await remove_others(conn, count)
+        place = replace(place, folder=self.folder / f"{place.name}_{next(_numbers)}")
+        place.folder.mkdir()
+        return place
+
+    async def _fill(self, count: int) -> Place:
+        self._need_room(count * _BYTES_A_TASK)
+        if count >= _LONG:
+            print(f"writes {count:,} tasks", file=sys.stderr, flush=True)
+        place = await self._create(f"bench_{os.getpid()}_filled_{count}")
+        try:
+            async with connected(place.dsn) as conn:
+                await migrate(conn)
+                await fill_far_ahead(conn, count)
+                await vacuum(conn)
+        except BaseException:
+            await self._drop(place)  # half filled it is nothing to compare with
+            raise
+        return place
+
+    async def close(self) -> None:
+        """Remove the shared databases."""
+        for place in self._filled.values():
+            await self._drop(place)
+
+    @asynccontextmanager
+    async def counted(self, place: Place) -> AsyncIterator[None]:
+        """pg_stat_statements counts what sessions send that begin in the block."""
+        setting = f'alter database "{place.name}" {{}} pg_stat_statements.track'
+        counts = self.counts_statements and self.own
+        if counts:
+            await self.admin.execute(setting.format("set") + " = 'top'")
+        try:
+            yield
+        finally:
+            if counts:
+                await self.admin.execute(setting.format("reset"))
+
+    async def _create(self, name: str) -> Place:
+        await self.admin.execute(f'create database "{name}" template template0')
+        place = Place(self, name, dsn_of(self.dsn, name), self.folder / name)
+        place.folder.mkdir()
+        return place
+
+    async def _drop(self, place: Place) -> None:
+        await self.admin.execute(f'drop database if exists "{place.name}" with (force)')
+
+    def _need_room(self, wanted: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if self.own and free < wanted:
+            raise BenchError(
+                f"needs {wanted / 1e9:.0f} GB in {self.folder.parent}, where {free / 1e9:.0f} GB"
+                " are free (TMPDIR names another place)"
+            )
+
+    async def backends(self, place: Place) -> list[int]:
+        """The processes of the server that serve the clients of a database now."""
+        rows = await self.admin.fetch(
+            "select pid from pg_stat_activity"
+            " where datname = $1 and backend_type = 'client backend'",
+            place.name,
+        )
+        return [row["pid"] for row in rows]
 
     @asynccontextmanager
     async def raw(self) -> AsyncIterator[tuple[Child, str]]:
         """A fresh raw process and the DSN of a fresh database for it."""
-        async with self.database(migrated=False) as place, place.child("raw") as process:
+        async with self.database(migrated=False) as place, place.child("raw_process") as process:
             yield process, place.dsn
 
     async def statements(self, database: str) -> int:
@@ -124,10 +195,10 @@ class Place:
             yield conn
 
     @asynccontextmanager
-    async def worker(self, name: str = "worker") -> AsyncIterator[Worker]:
-        """A `delayq run` on it."""
+    async def worker(self, name: str = "worker", *, at_once: bool = False) -> AsyncIterator[Worker]:
+        """A `delayq run` on it; `at_once`: what its handlers note is written as it happens."""
         env = environment(self.dsn, self.ground.settings)
-        async with worker(self.folder, env, name) as started:
+        async with worker(self.folder, env, name, at_once=at_once) as started:
             yield started
 
     @asynccontextmanager
@@ -149,7 +220,9 @@ async def prepared(options: Options) -> AsyncIterator[Ground]:
         runs.mkdir()
         own = options.dsn is None
         counts = await _count_statements(admin, own)
-        yield Ground(admin, dsn, runs, options.settings, counts, own)
+        ground = Ground(admin, dsn, runs, options.settings, counts, own)
+        stack.push_async_callback(ground.close)
+        yield ground
 
 
 @contextmanager

@@ -3,9 +3,41 @@
 from __future__ import annotations
 
 from ..scenario import Scenario
-from . import burst, cancel, idle, lateness, lone, schedule, throughput
+from . import (
+    backlog,
+    burst,
+    cancel,
+    crash,
+    deep,
+    handoff,
+    idle,
+    lateness,
+    lone,
+    memory,
+    nodes,
+    reschedule,
+    schedule,
+    snapshot,
+    sustained,
+    throughput,
+)
 
-SCENARIOS: dict[str, Scenario] = {
-    module.SCENARIO.name: module.SCENARIO
-    for module in (throughput, lateness, burst, lone, schedule, cancel, idle)
-}
+_ALL = (
+    throughput.SCENARIO,
+    nodes.SCENARIO,
+    *lateness.SCENARIOS,
+    *burst.SCENARIOS,
+    lone.SCENARIO,
+    sustained.SCENARIO,
+    schedule.SCENARIO,
+    cancel.SCENARIO,
+    reschedule.SCENARIO,
+    idle.SCENARIO,
+    deep.SCENARIO,
+    backlog.SCENARIO,
+    snapshot.SCENARIO,
+    memory.SCENARIO,
+    handoff.SCENARIO,
+    crash.SCENARIO,
+)
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}

@@ -1,87 +1,130 @@
-"""Nodes that have nothing to do: how many statements a second each of them sends."""
+"""Nodes that have nothing to do: what they send, and what processor time they use."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..cluster import active
 from ..processes import BenchError
-from ..scenario import Figure, Sample, Scenario
-from .timed import active
+from ..scenario import NAN, Figure, Measure, Sample, Scenario, Target
+from ..usage import cpu_s
 
 if TYPE_CHECKING:
-    from ..options import Sizes
+    from collections.abc import AsyncIterator
+
+    from ..processes import Worker
     from ..server import Ground, Place
+    from ..sizes import Sizes
 
 _SETTLE_S = 6.0
 """joining, and the first sweep after it, are no idling"""
 _FLUSH_S = 15.0
 """a session that idles tells how many transactions it had only after ten seconds"""
 _POLL_S = 2.0
-# As any client in any language would write them.
-_FILL = """
-    insert into delayq.tasks (kind, payload, execute_at)
-    select 'noop', jsonb_build_object('n', n), now() + interval '1 hour' + n * interval '1 ms'
-      from generate_series(1, $1::integer) n
-"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Idlers:
+    """Processes that idle on one database."""
+
+    place: Place
+    pids: Sequence[int]
+    nodes: int
+
+    async def used(self) -> tuple[float, float, float]:
+        """Statements sent so far, processor seconds of the nodes, and of their sessions."""
+        ground = self.place.ground
+        sent = await ground.statements(self.place.name)
+        # somebody else's server may be another computer
+        served = cpu_s(await ground.backends(self.place)) if ground.own else NAN
+        return sent, cpu_s(self.pids), served
 
 
 async def run(ground: Ground, sizes: Sizes) -> Sample:
-    """One run, the pollers in the same seconds in a database of their own."""
-    async with (
-        ground.database(migrated=True, counted=True) as place,
-        ground.database(migrated=False, counted=True) as other,
-        other.child("raw") as pollers,
-        AsyncExitStack() as stack,
-    ):
-        await _fill(place, sizes.idle_pending)
-        workers = [
-            await stack.enter_async_context(place.worker(f"worker-{i}"))
-            for i in range(sizes.idle_nodes)
+    """One run: nodes with nothing pending, nodes with much, and pollers, in the same seconds."""
+    nodes = sizes.idle_nodes
+    seconds = sizes.idle_seconds + 2 * _POLL_S
+    async with AsyncExitStack() as stack:
+        places = [await ground.filled(count) for count in (0, max(1, sizes.idle_pending))]
+        fleets = [
+            (place, await stack.enter_async_context(_fleet(place, nodes))) for place in places
         ]
-        await active(place, workers)
+        other = await stack.enter_async_context(ground.database(migrated=False))
+        await stack.enter_async_context(ground.counted(other))
+        pollers = await stack.enter_async_context(other.child("raw_process"))
         await asyncio.sleep(_SETTLE_S if ground.counts_statements else _FLUSH_S)
-        seconds = sizes.idle_seconds + 2 * _POLL_S
         polling = asyncio.create_task(
-            pollers.ask("poll", dsn=other.dsn, seconds=seconds, pollers=sizes.idle_nodes)
+            pollers.ask("poll", dsn=other.dsn, seconds=seconds, pollers=nodes)
         )
         await asyncio.sleep(_POLL_S)
-        ours, raw = await _count(ground, (place.name, other.name), sizes.idle_seconds)
+        idlers = [_Idlers(place, [w.pid for w in workers], nodes) for place, workers in fleets]
+        none, many, raw = await _measured(
+            [*idlers, _Idlers(other, [pollers.pid], nodes)], sizes.idle_seconds
+        )
         await polling
-        for worker in workers:
-            await worker.stop()
-        ran = sum(len(worker.starts()) for worker in workers)
-    nodes = sizes.idle_nodes
+        ran = 0
+        for _, workers in fleets:
+            for worker in workers:
+                await worker.stop()
+                ran += worker.count()
     counted = "pg_stat_statements" if ground.counts_statements else "transactions only"
+    ours = none | {f"{key}_pending": value for key, value in many.items()}
     return Sample(
-        {"per_s": ours / nodes}, {"per_s": raw / nodes}, {"ran": ran}, {"counted": counted}
+        ours,
+        raw | {f"{key}_pending": value for key, value in raw.items()},
+        {"ran": ran},
+        {"counted": counted},
     )
 
 
-async def _fill(place: Place, count: int) -> None:
-    async with place.connection() as conn:
-        await conn.execute(_FILL, count)
-        await conn.execute("vacuum analyze delayq.tasks")
-        await conn.execute("checkpoint")
+@asynccontextmanager
+async def _fleet(place: Place, nodes: int) -> AsyncIterator[list[Worker]]:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(place.ground.counted(place))
+        workers = [
+            await stack.enter_async_context(place.worker(f"worker-{i}")) for i in range(nodes)
+        ]
+        await active(place, workers)
+        yield workers
 
 
-async def _count(ground: Ground, databases: tuple[str, str], seconds: float) -> tuple[float, float]:
-    """Statements a second in each of two databases."""
-    before, began = [await ground.statements(name) for name in databases], time.monotonic()
+async def _measured(idlers: Sequence[_Idlers], seconds: float) -> list[dict[str, float]]:
+    """For each: statements a second, and percent of a core, of a node."""
+    before, began = [await each.used() for each in idlers], time.monotonic()
     await asyncio.sleep(seconds)
-    after, took = [await ground.statements(name) for name in databases], time.monotonic() - began
-    if min(after) == 0:
+    after, took = [await each.used() for each in idlers], time.monotonic() - began
+    if min(sent for sent, _, _ in after) == 0:
         raise BenchError("no statements were counted")
-    ours, raw = ((b - a) / took for a, b in zip(before, after, strict=True))
-    return ours, raw
+    found = []
+    for each, old, new in zip(idlers, before, after, strict=True):
+        sent, used, served = ((b - a) / took / each.nodes for a, b in zip(old, new, strict=True))
+        found.append({"per_s": sent, "cpu": 100 * used, "server_cpu": 100 * served})
+    return found
+
+
+def _figures(sizes: Sizes) -> tuple[Figure, ...]:
+    lines: list[Figure] = []
+    for key, pending in (("", 0), ("_pending", sizes.idle_pending)):
+        about = f"of an idle node, {pending:,} pending"
+        lines += (
+            Figure(f"per_s{key}", f"statements {about}", "/s", Target(Measure.VALUE, most=1.0)),
+            Figure(f"cpu{key}", f"processor {about}", "%", Target(Measure.VALUE, most=0.5)),
+            Figure(f"server_cpu{key}", f"processor of the server {about}", "%"),
+        )
+    return tuple(lines)
 
 
 SCENARIO = Scenario(
     "idle",
-    "statements of all sorts, BEGIN and COMMIT too, sent by nodes without work, per node",
-    "as many connections that LISTEN and look for a due row once a second, in the same seconds",
-    (Figure("per_s", "idle statements per node", "/s"),),
+    "nodes without work, some with nothing in the table, some with much a month ahead: statements"
+    " of all sorts, BEGIN and COMMIT too, and percent of one core, per node",
+    "as many connections of one process that LISTEN and look for a due row once a second, in the"
+    " same seconds, per connection",
+    _figures,
     run,
 )

@@ -1,37 +1,87 @@
-"""Tasks spread over time: how late their handlers start."""
+"""Tasks spread over time: how late their handlers start, which do nothing, wait or compute."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..numbers import spread
+from ..cluster import warm
 from ..scenario import Figure, Measure, Sample, Scenario, Target
-from .timed import beside_timers
+from .timed import evenly, run_timed
 
 if TYPE_CHECKING:
-    from ..options import Sizes
     from ..server import Ground
+    from ..sizes import Sizes
+
+_RAW = (
+    "bare loop.call_at timers in a process of their own, in the same seconds, half a step apart,"
+    " that do the same"
+)
 
 
-async def run(ground: Ground, sizes: Sizes) -> Sample:
-    """One run, the bare timers in the same seconds."""
-    count = max(1, round(sizes.lateness_rate * sizes.lateness_seconds))
-    step_us = 1_000_000 // sizes.lateness_rate
-    late_ms, faults, bare = await beside_timers(
-        ground, count, step_us, sizes.lead_seconds, step_us // 2
+def _scenario(
+    name: str,
+    about: str,
+    rate_of: Callable[[Sizes], int],
+    work: str,
+    targets: tuple[float | None, float | None],
+    *,
+    brief: bool = True,
+) -> Scenario:
+    async def run(ground: Ground, sizes: Sizes) -> Sample:
+        """One run, the bare timers in the same seconds."""
+        plan = evenly(sizes, rate_of(sizes), sizes.lateness_seconds, work, sizes.work_ms)
+        async with warm(ground) as cluster:
+            timed = await run_timed(cluster, plan)
+        return Sample(timed.spread, timed.bare, timed.faults)
+
+    def figures(sizes: Sizes) -> tuple[Figure, ...]:
+        title = f"lateness, {rate_of(sizes):,}/s{about}"
+        p50, p99 = (
+            None if most is None else Target(Measure.DIFFERENCE, most=most) for most in targets
+        )
+        return (
+            Figure("p50", f"{title}, p50", "ms", p50),
+            Figure("p90", f"{title}, p90", "ms"),
+            Figure("p99", f"{title}, p99", "ms", p99),
+            Figure("max", f"{title}, max", "ms"),
+        )
+
+    return Scenario(
+        name,
+        f"tasks due evenly over time, scheduled ahead{about}; the handler's first act against the"
+        " due instant",
+        _RAW,
+        figures,
+        run,
+        brief,
     )
-    return Sample(spread(late_ms), bare, faults)
 
 
-SCENARIO = Scenario(
-    "lateness",
-    "tasks due evenly over time, scheduled ahead; the handler's first act against the due instant",
-    "bare loop.call_at timers in a process of their own, in the same seconds, half a step apart",
-    (
-        Figure("p50", "lateness, spread, p50", "ms", Target(Measure.DIFFERENCE, most=1.0)),
-        Figure("p90", "lateness, spread, p90", "ms"),
-        Figure("p99", "lateness, spread, p99", "ms", Target(Measure.DIFFERENCE, most=5.0)),
-        Figure("max", "lateness, spread, max", "ms"),
+SCENARIOS = (
+    _scenario("lateness", "", lambda sizes: sizes.lateness_rate, "noop", (0.3, 3.0)),
+    _scenario("lateness-fast", "", lambda sizes: sizes.lateness_fast_rate, "noop", (None, 10.0)),
+    _scenario(
+        "lateness-wait",
+        ", handlers that wait",
+        lambda sizes: sizes.lateness_rate,
+        "wait",
+        (0.3, 3.0),
     ),
-    run,
+    _scenario(
+        "lateness-wait-fast",
+        ", handlers that wait",
+        lambda sizes: sizes.lateness_fast_rate,
+        "wait",
+        (None, 10.0),
+    ),
+    # a core is full at 1,000 / work_ms a second: no promise is made of it
+    _scenario(
+        "lateness-compute",
+        ", handlers that compute",
+        lambda sizes: sizes.lateness_cpu_rate,
+        "compute",
+        (None, None),
+        brief=False,
+    ),
 )

@@ -9,10 +9,10 @@ from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import raw
+from ..cluster import warm
 from ..numbers import lateness, percentile
 from ..processes import BenchError
 from ..scenario import Figure, Measure, Sample, Scenario, Target
-from .timed import warm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from delayq.database import Connection
 
-    from ..options import Sizes
     from ..server import Ground, Place
+    from ..sizes import Sizes
 
 _LIMIT_S = 5.0
 # Whoever settles tells the observer as it commits, delayq and the raw task alike: to look all the
@@ -78,8 +78,7 @@ async def run(ground: Ground, sizes: Sizes) -> Sample:
                 await _sleep_until(due_us - step_us // 4)
                 done_ms.append((await observer.settled_ns() / 1000 - due_us) / 1000)
                 raws.append(await _raw_task(bare, due_us + step_us // 2, raw_observer))
-        await node.worker.stop()
-        starts = node.worker.starts()
+        starts = await node.stop()
     late_ms, faults = lateness(starts, count, lambda number: first_us + number * step_us)
     settled = percentile(done_ms, 50)
     ours = {"done": settled, "round_trips": settled, "start": percentile(late_ms, 50)}

@@ -1,57 +1,70 @@
-"""How many tasks a second an application schedules, one call each."""
+"""How many tasks a second an application schedules: by single calls, and in bulk."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..cluster import warm
 from ..numbers import mean_of
-from ..scenario import Figure, Sample, Scenario
-from .timed import warm
+from ..raw_calls import BULK
+from ..scenario import Figure, Measure, Sample, Scenario, Target
+from .calls import POOL, raw_inserts, ways
 
 if TYPE_CHECKING:
-    from ..options import Sizes
     from ..server import Ground
+    from ..sizes import Sizes
 
-POOL = 10
-"""what `client_connections` is by default"""
+_FROM_SINGLE = 1.4
 
 
 async def run(ground: Ground, sizes: Sizes) -> Sample:
     """One run, the raw figures before and after it."""
-    before = await _raw(ground, sizes)
-    async with warm(ground) as node:
+    before = await raw_inserts(ground, sizes)
+    async with warm(ground) as cluster:
+        ask = cluster.producer.ask
         ours = {
-            key: (await node.producer.ask("rate", seconds=sizes.schedule_seconds, callers=callers))[
-                "per_s"
-            ]
-            for key, callers in _callers(sizes)
+            key: (await ask("rate", seconds=sizes.schedule_seconds, callers=callers))["per_s"]
+            for key, callers in ways(sizes)
         }
-        await node.worker.stop()
-    return Sample(ours, mean_of(before, await _raw(ground, sizes)))
+        bulk = await ask("bulk", count=sizes.bulk_tasks)
+        await cluster.stop()
+    after = await raw_inserts(ground, sizes)
+    faults = {"lost": sizes.bulk_tasks - len(set(bulk["ids"]))}
+    raw = mean_of(before, after)
+    return Sample(
+        ours | {"bulk": bulk["per_s"], "bulk_call": bulk["call_per_s"]},
+        raw | {"bulk_call": raw["bulk"]},
+        faults,
+    )
 
 
-def _callers(sizes: Sizes) -> tuple[tuple[str, int], ...]:
-    return ("single", 1), ("many", sizes.callers)
-
-
-async def _raw(ground: Ground, sizes: Sizes) -> dict[str, float]:
-    async with ground.raw() as (process, dsn):
-        found = {}
-        for key, callers in _callers(sizes):
-            answer = await process.ask(
-                "insert", dsn=dsn, seconds=sizes.schedule_seconds, callers=callers, pool=POOL
-            )
-            found[key] = answer["per_s"]
-    return found
+def _figures(sizes: Sizes) -> tuple[Figure, ...]:
+    bulk = f"schedule, {sizes.bulk_tasks:,} in one call"
+    return (
+        # a call takes at most so many times as long as a bare INSERT
+        Figure(
+            "single",
+            "schedule, one after another",
+            "/s",
+            Target(Measure.RATIO, least=round(1 / _FROM_SINGLE, 3)),
+        ),
+        Figure(
+            "many",
+            f"schedule, {sizes.callers} callers",
+            "/s",
+            Target(Measure.RATIO, least=3.0),
+        ),
+        Figure("bulk", bulk, "/s", Target(Measure.RATIO, least=0.5)),
+        Figure("bulk_call", f"{bulk}, requests made before", "/s"),
+    )
 
 
 SCENARIO = Scenario(
     "schedule",
-    "handler.after an hour ahead, a node up: one call after another, then many callers at once",
-    f"one INSERT … RETURNING a call, the same callers on a pool of {POOL}; before and after",
-    (
-        Figure("single", "schedule, one after another", "/s"),
-        Figure("many", "schedule, many callers", "/s"),
-    ),
+    "handler.after an hour ahead, a node up: one call after another, then many callers at once,"
+    " then schedule_many in one call, with the making and validating of its requests or without",
+    f"one INSERT … RETURNING a call, the same callers on a pool of {POOL}; in bulk, INSERT …"
+    f" SELECT FROM unnest … RETURNING of {BULK:,} rows a statement; before and after",
+    _figures,
     run,
 )

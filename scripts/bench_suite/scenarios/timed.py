@@ -1,99 +1,123 @@
-"""Tasks that are due at stated instants, on a warm worker, beside bare timers."""
+"""Tasks that are due at stated instants, on warm nodes, beside bare timers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from ..numbers import lateness
-from ..processes import BenchError, until
+from ..numbers import lateness, spread
+from ..usage import rss_mb
 
 if TYPE_CHECKING:
-    from ..processes import Child, Worker
-    from ..server import Ground, Place
+    from ..cluster import Cluster
+    from ..sizes import Sizes
 
-_START_LIMIT_S = 30.0
-_GRACE_S = 20.0
-_WARM = -1
-_ACTIVE = "select count(*) from delayq.nodes where state = 'active'"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# by the database's own clock, which no handler sees
+_EARLY = """
+    select count(*) from delayq.task_history
+     where execute_at >= $1 and attempt = 1 and started_at < execute_at
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
-    """A node that has run a task already, and a producer that has scheduled one."""
+class Plan:
+    """Tasks 0, 1, … due evenly, and what their handlers do."""
 
-    place: Place
-    worker: Worker
-    producer: Child
+    count: int
+    step_us: int
+    lead_s: float
+    raw_shift_us: int
+    """The bare timers are due so much away from the tasks, so that the two do not fight for the
+    processor at the same instant."""
+    work: str = "noop"
+    ms: float = 0.0
 
-    async def schedule(self, count: int, first_us: int, step_us: int) -> list[int]:
-        """Tasks 0, 1, … at these instants; their ids. Raises BenchError if it took too long."""
-        answer = await self.producer.ask(
-            "schedule", count=count, first_us=first_us, step_us=step_us
-        )
-        if time.time_ns() // 1000 > first_us:
-            raise BenchError("scheduling took longer than the lead; give a longer --lead-seconds")
-        ids: list[int] = answer["ids"]
-        return ids
-
-    async def all_started(self, count: int) -> None:
-        """Return once every task has started, or the grace is over."""
-        await until(lambda: len(self._numbers()) >= count, _GRACE_S, self.worker)
-
-    def _numbers(self) -> set[int]:
-        return {number for number, _ in self.worker.starts() if number >= 0}
+    def due_us(self, first_us: int) -> Callable[[int], float]:
+        """The instant of each task."""
+        return lambda number: first_us + number * self.step_us
 
 
-@asynccontextmanager
-async def warm(ground: Ground) -> AsyncIterator[Warm]:
-    """A fresh database with one node that is up."""
-    async with (
-        ground.database(migrated=True) as place,
-        place.worker() as worker,
-        place.child("producer") as producer,
-    ):
-        await active(place, [worker])
-        now_us = time.time_ns() // 1000
-        await producer.ask("schedule", count=1, first_us=now_us, number=_WARM)
-        if not await until(lambda: bool(worker.starts()), _START_LIMIT_S, worker):
-            raise BenchError(f"the first task did not run: {worker.log_tail()}")
-        yield Warm(place, worker, producer)
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What came out, in milliseconds."""
+
+    first_us: int
+    starts: list[tuple[int, int]]
+    late: list[float]
+    faults: dict[str, int]
+    bare: dict[str, float]
+    """the percentiles of the bare timers"""
+    rss_mb: float
+    """of the first node, when all was over"""
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """The percentiles of the tasks."""
+        return spread(self.late)
 
 
-async def active(place: Place, workers: list[Worker]) -> None:
-    """Return once all these nodes have joined."""
-    deadline = time.monotonic() + _START_LIMIT_S
-    async with place.connection() as conn:
-        while await conn.fetchval(_ACTIVE) < len(workers):
-            for worker in workers:
-                worker.check()
-            if time.monotonic() > deadline:
-                raise BenchError(f"not all nodes joined: {workers[0].log_tail()}")
-            await asyncio.sleep(0.05)
+def evenly(sizes: Sizes, rate: int, seconds: float, work: str = "noop", ms: float = 0.0) -> Plan:
+    """So many a second, the bare timers half a step after them."""
+    step_us = 1_000_000 // rate
+    count = max(1, round(rate * seconds))
+    return Plan(count, step_us, sizes.lead_s(count), step_us // 2, work, ms)
+
+
+Meanwhile = Callable[[int], Awaitable[None]]
+"""Gets the instant of the first task, in microseconds since 1970."""
+
+
+async def nothing(_first_us: int) -> None:
+    """Meanwhile."""
+
+
+async def run_timed(cluster: Cluster, plan: Plan, meanwhile: Meanwhile = nothing) -> Timed:
+    """Schedule, wait until all has started, stop the nodes."""
+    first_us, bare = await beside_timers(cluster, plan, meanwhile)
+    await cluster.all_started(plan.count)
+    early = await early_by_the_database(cluster, first_us)
+    memory_mb = rss_mb(cluster.workers[0].pid)
+    starts = await cluster.stop()
+    late_ms, faults = lateness(starts, plan.count, plan.due_us(first_us))
+    faults["early by the database"] = early
+    return Timed(first_us, starts, late_ms, faults, bare, memory_mb)
 
 
 async def beside_timers(
-    ground: Ground, count: int, step_us: int, lead_s: float, raw_shift_us: int
-) -> tuple[list[float], dict[str, int], dict[str, float]]:
-    """Lateness of tasks in ms, what went wrong, and the percentiles of bare timers.
+    cluster: Cluster, plan: Plan, meanwhile: Meanwhile
+) -> tuple[int, dict[str, float]]:
+    """Schedule, and wait until the bare timers are over; the first instant, and their percentiles.
 
-    The timers are called in the same seconds, in a process of their own, `raw_shift_us` away
-    from the tasks so that the two do not fight for the processor at the same instant.
+    `meanwhile` begins when everything is scheduled; the timers are in a process of their own.
     """
-    async with warm(ground) as node, node.place.child("raw") as timers:
-        first_us = (time.time_ns() // 1_000_000 + round(lead_s * 1000)) * 1000
+    async with cluster.place.child("raw_process") as timers:
+        await timers.ready()
+        first_us = _first_us(plan)
         bare = asyncio.create_task(
-            timers.ask("timers", count=count, first_us=first_us + raw_shift_us, step_us=step_us)
-        )
-        await node.schedule(count, first_us, step_us)
-        spread = await bare
-        await node.all_started(count)
-        await node.worker.stop()
-        late_ms, faults = lateness(
-            node.worker.starts(), count, lambda number: first_us + number * step_us
-        )
-    return late_ms, faults, spread
+            timers.ask(
+                "timers", count=plan.count, first_us=first_us + plan.raw_shift_us,
+                step_us=plan.step_us, work=plan.work, ms=plan.ms,
+            )
+        )  # fmt: skip
+        try:
+            await cluster.schedule(plan.count, first_us, plan.step_us, kind=plan.work, ms=plan.ms)
+            await meanwhile(first_us)
+            return first_us, await bare
+        finally:
+            bare.cancel()
+
+
+async def early_by_the_database(cluster: Cluster, since_us: int) -> int:
+    """Tasks due since then that started before their instant, as history has it."""
+    async with cluster.place.connection() as conn:
+        since = _EPOCH + timedelta(microseconds=since_us)
+        return int(await conn.fetchval(_EARLY, since))
+
+
+def _first_us(plan: Plan) -> int:
+    return (time.time_ns() // 1_000_000 + round(plan.lead_s * 1000)) * 1000
