@@ -81,6 +81,6 @@ class Client(Verbs):
         if database is None:
             raise InvalidArgument("dsn", "the client needs a database or a pool")
         pool = await database.create_pool(
-            0, self._settings.client_connections, _APPLICATION, reset=False
+            0, self._settings.client_connections, _APPLICATION, shared=False
         )
         return Transport(pool, self._settings, owns_pool=True)

@@ -23,7 +23,7 @@ from delayq.failures import (
     translate,
     translated,
 )
-from delayq.plans import CUSTOM
+from delayq.plans import CUSTOM, KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,19 +115,20 @@ class Database:
         return conn
 
     async def create_pool(
-        self, min_size: int, max_size: int, application_name: str, *, reset: bool = True
+        self, min_size: int, max_size: int, application_name: str, *, shared: bool = True
     ) -> Pool:
         """A pool for clients or effects, with `min_size` connections opened at once.
 
         The application's own statements run on it too, so it keeps the role's time zone, and
-        the `options` of the DSN go before delayq's settings. `reset=False` is for a pool on which
-        delayq's statements alone run: they leave nothing behind, and the reset at each release
-        would cost a round trip. Failing to connect comes out of
+        the `options` of the DSN go before delayq's settings. Not `shared`: delayq's statements
+        alone run on it. They leave nothing behind, and the reset at each release would cost a
+        round trip; and their plans may be kept. Failing to connect comes out of
         `acquire` as `connect_control` says. The caller closes the pool.
         """
         chosen = self.dsn.server_settings
-        wanted = self._session | {"application_name": application_name} | chosen
-        vital = {name: self._session[name] for name in self._session.keys() - chosen.keys()}
+        session = self._session if shared else self._session | dict(KEPT)
+        wanted = session | {"application_name": application_name} | chosen
+        vital = {name: session[name] for name in session.keys() - chosen.keys()}
 
         async def connect(*_: object, **__: object) -> Connection:
             with translated(f"{application_name} connection to {self.dsn.describe()}"):
@@ -142,7 +143,7 @@ class Database:
             max_size=max_size,
             connect=connect,
             setup=set_up,
-            reset=None if reset else _leave_as_it_is,
+            reset=None if shared else _leave_as_it_is,
         )
         return await pool
 

@@ -30,7 +30,7 @@ _MAY_BE_THERE: Final = (
 
 
 class Sharing:
-    """One batch of each verb in flight at a time, each on its own connection of the pool."""
+    """A batch or two of each verb in flight at a time, each on a connection of the pool."""
 
     def __init__(self, lanes: Lanes, store: TaskStore) -> None:
         self._lanes = lanes

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from delayq.errors import KeyTaken
@@ -27,6 +28,10 @@ _AS_THEY_ARE = (
 ).split()
 
 
+# Many tasks that are scheduled together are due at one instant.
+_same_instant = lru_cache(maxsize=1)(instant_from_us)
+
+
 class Move(NamedTuple):
     """Where one task is to be moved: so long from now, or to an instant."""
 
@@ -44,13 +49,13 @@ class Said(NamedTuple, Generic[A_co]):
 
 def written(kind: str, row: Row) -> ScheduledTask:
     """A task that was written without having to look for another."""
-    at = instant_from_us(row["execute_at_us"])
+    at = _same_instant(row["execute_at_us"])
     return ScheduledTask(row["id"], kind, created=True, state=TaskState.PENDING, execute_at=at)
 
 
 def surviving(kind: str, row: Row) -> ScheduledTask:
     """What became of a request that has a key or an idempotency key; or else KeyTaken."""
-    outcome, state = row["outcome"], row["state"]
+    outcome, state, at_us = row["outcome"], row["state"], row["execute_at_us"]
     if outcome == "conflict":
         raise KeyTaken(kind, row["id"])
     return ScheduledTask(
@@ -58,7 +63,7 @@ def surviving(kind: str, row: Row) -> ScheduledTask:
         kind=kind,
         created=outcome not in ("kept", "repeated"),
         state=None if state is None else TaskState(state),
-        execute_at=_instant(row["execute_at_us"]),
+        execute_at=None if at_us is None else _same_instant(at_us),
         follow_up=row["follow_up"],
     )
 
@@ -69,19 +74,24 @@ def in_order(requests: Sequence[TaskRequest], rows: Sequence[Row]) -> list[Sched
     return [surviving(r.kind, by_place[nr]) for nr, r in enumerate(requests, start=1)]
 
 
-def request_columns(requests: Sequence[TaskRequest]) -> tuple[Sequence[object], ...]:
-    """What every request has, as parallel arrays."""
+def request_columns(requests: Sequence[TaskRequest]) -> tuple[Sequence[object] | None, ...]:
+    """What every request has, as parallel arrays; none where nothing was said, as is usual."""
     return (
         [r.kind for r in requests],
         [r.payload for r in requests],
-        [r.delay_us for r in requests],
-        [r.execute_at_us for r in requests],
+        _unless_empty([r.delay_us for r in requests]),
+        _unless_empty([r.execute_at_us for r in requests]),
         [r.priority for r in requests],
-        [r.max_attempts for r in requests],
-        [r.timeout_ms for r in requests],
-        [r.misfire_grace_ms for r in requests],
+        _unless_empty([r.max_attempts for r in requests]),
+        _unless_empty([r.timeout_ms for r in requests]),
+        _unless_empty([r.misfire_grace_ms for r in requests]),
         [r.headers for r in requests],
     )
+
+
+def _unless_empty(column: Sequence[object]) -> Sequence[object] | None:
+    """The column, or None if it is all nulls: neither side need then spell them out."""
+    return None if column.count(None) == len(column) else column
 
 
 def move_columns(moves: Sequence[Move]) -> tuple[list[int], list[int | None], list[int | None]]:

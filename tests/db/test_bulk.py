@@ -68,7 +68,7 @@ async def client(database: Database, settings: Settings) -> AsyncIterator[Client
 async def hasty(database: Database, settings: Settings) -> AsyncIterator[Client]:
     """A client that waits for no lock for long."""
     quick = settings.model_copy(update={"lock_timeout_s": 0.2})
-    pool = await type(database)(database.dsn, quick).create_pool(1, 6, "hasty", reset=False)
+    pool = await type(database)(database.dsn, quick).create_pool(1, 6, "hasty", shared=False)
     async with pool, Client(None, quick, pool=pool) as client:
         yield client
 

@@ -230,6 +230,7 @@ def _read_all(descriptor: int) -> str:
 def test_a_terminal_gets_tables_without_the_kinds_own_escapes(
     on_terminal: Callable[..., str], on_database: Delayq
 ) -> None:
+    """C110."""
     hostile = "\x1b]0;owned\x07\x1b[31m[bold]x[/bold]\r\n"
     assert on_database("pause", hostile).returncode == 0
     drawn = on_terminal("stats")
@@ -281,6 +282,7 @@ def _unread(descriptor: int) -> bool:
 def test_an_early_sigterm_ends_the_process_cleanly(
     outside: dict[str, Any], dsn: str, delay_ms: int
 ) -> None:
+    """C049."""
     process = subprocess.Popen(
         [sys.executable, "-m", "delayq", "stats"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=outside["cwd"],
@@ -393,6 +395,7 @@ def test_options_that_cannot_be_are_refused(
 def test_sigterm_as_pid_1_ends_the_node_whenever_it_comes(
     running: Callable[..., subprocess.Popen[str]], delay_ms: int
 ) -> None:
+    """C049."""
     process = running(as_pid_1=True)
     child = _child_of(process.pid)
     if child is None:

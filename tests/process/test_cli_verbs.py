@@ -108,6 +108,7 @@ def test_schedule_with_every_option(delayq: Delayq, sql: Sql) -> None:
 
 
 def test_ids_above_2_to_the_53_are_exact(delayq: Delayq, sql: Sql) -> None:
+    """C074."""
     sql("select setval(pg_get_serial_sequence('delayq.tasks', 'id'), $1, false)", BIG)
     assert schedule(delayq, "mail", "--in", "5m")["id"] == str(BIG)
     assert delayq("list", "--json").document["tasks"][0]["id"] == str(BIG)
@@ -117,6 +118,7 @@ def test_ids_above_2_to_the_53_are_exact(delayq: Delayq, sql: Sql) -> None:
 
 @pytest.mark.parametrize("number", [2**53 + 1, 2**63, 2**70, -(2**70), 10**400])
 def test_big_integers_of_a_payload_are_exact(delayq: Delayq, number: int) -> None:
+    """C074."""
     task = schedule(delayq, "mail", json.dumps({"n": number}), "--in", "5m")
     assert delayq("show", task["id"], "--json").document["task"]["payload"] == {"n": number}
 
@@ -287,10 +289,11 @@ ODD_PAYLOADS = (
 
 
 def test_odd_rows_are_listed_like_others(delayq: Delayq, sql: Sql) -> None:
+    """C126."""
     for payload in ODD_PAYLOADS:
         sql(
             """insert into delayq.tasks (kind, payload, headers, key, errors, execute_at)
-               values ($1, $2::text::jsonb, '"odd"', $1 || md5($2::text),
+               values ($1::text, $2::text::jsonb, '"odd"', $1 || md5($2::text),
                        '[null, 7, {"message": 5}]', now() + interval '1 day')""",
             HOSTILE,
             payload,
@@ -328,6 +331,7 @@ def test_dead_tasks_are_revived_by_id(delayq: Delayq, sql: Sql) -> None:
 
 
 def test_all_dead_tasks_of_a_kind_are_revived_spread_over_time(delayq: Delayq, sql: Sql) -> None:
+    """C098."""
     sql(DEAD, 1, "mail", 1_200, None)
     sql(DEAD, 5_000, "other", 1, None)
     said = delayq("dead", "revive", "--kind", "mail", "--all", "--spread", "1h", "--json")
@@ -350,7 +354,7 @@ def test_a_dead_row_that_is_refused_fails_alone(delayq: Delayq, sql: Sql) -> Non
     assert said.code == 1
     assert said.document["answers"] == {"revived": 18, "key_taken": 1}
     assert [refused["id"] for refused in said.document["refused"]] == ["107"]
-    assert "counters_are_sane" in said.document["refused"][0]["error"]
+    assert "priority_is_sane" in said.document["refused"][0]["error"]
     shown = delayq("dead", "revive", "--kind", "mail", "--all")
     assert "task 107 was refused" in shown.out
 
@@ -399,6 +403,7 @@ def test_kinds_are_paused_and_resumed(delayq: Delayq, sql: Sql) -> None:
 
 
 def test_hostile_names_are_harmless_everywhere(delayq: Delayq, sql: Sql) -> None:
+    """C110."""
     sql(NODE, 1, HOSTILE, "active", timedelta(seconds=15))
     schedule(delayq, HOSTILE, "--in", "5m", "--key", HOSTILE)
     sql(DEAD, 50, HOSTILE, 1, HOSTILE)

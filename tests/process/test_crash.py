@@ -82,6 +82,7 @@ async def _check_kill(
     # the victim may have leased one or two of the brief ones itself: those ran, they were not
     # pending any more, and are held to the other bound
     lateness = await them.lateness_us(ids)
+    assert min(lateness.values()) >= 0, "somebody was early"
     leased = await them.conn.fetch(
         "select id from delayq.task_history where id = any($1::bigint[]) and attempt > 1", ids
     )
@@ -152,8 +153,11 @@ class Frozen(NamedTuple):
     ids: list[int]
     """Tasks that came due one after another before, meanwhile and afterwards."""
     running: list[int]
-    """What it ran when it was stopped: some want to go on at once when it wakes, some still wait,
-    and one is inside of its effect."""
+    """What it ran when it was stopped. When it wakes, some handlers want to go on at once (of
+    these, some have run elsewhere, some run there just then), some wait on, one is inside of its
+    effect."""
+    scheduled: int
+    """How many tasks there are in all."""
     stopped_us: int
     woken_us: int
 
@@ -162,6 +166,7 @@ async def _one_freezes_and_wakes(them: Crew) -> Frozen:
     nodes = await them.start_many(3)
     long = await _same_time(them, "once_long", 15, 20_000)
     long += await _same_time(them, "once_long", 15, 45_000)
+    long += await _same_time(them, "brief", 15, 20_000)
     inside = await _same_time(them, "inside", 1, 45_000)
     ids = await spread(them.conn, "brief", 2000, first_s=1, every_ms=25, payload='{"ms": 50}')
     [locking] = await them.saw("inside", inside)
@@ -172,8 +177,10 @@ async def _one_freezes_and_wakes(them: Crew) -> Frozen:
     stopped_us = time.time_ns() // 1000
     await asyncio.sleep(FROZEN_S)  # its silence is the event
     victim.signal(signal.SIGCONT)
+    woken_us = time.time_ns() // 1000
     running = [task_id for task_id, node in owner.items() if node == victim.node]
-    return Frozen(victim, victim.node, ids, running, stopped_us, time.time_ns() // 1000)
+    scheduled = len(owner) + len(ids)
+    return Frozen(victim, victim.node, ids, running, scheduled, stopped_us, woken_us)
 
 
 async def _same_time(them: Crew, kind: str, count: int, ms: int) -> list[int]:
@@ -184,9 +191,10 @@ async def _same_time(them: Crew, kind: str, count: int, ms: int) -> list[int]:
 async def _check_settled(them: Crew, frozen: Frozen) -> None:
     """Whoever was given a task settled it, and the woken node nothing that it had lost."""
     rows = await them.conn.fetch(
-        "select id, node, state, attempt, delayq.micros(finished_at) as finished_us,"
+        "select id, node, state, delayq.micros(finished_at) as finished_us,"
         "       started_at < execute_at as early from delayq.task_history"
     )
+    assert len(rows) == frozen.scheduled
     assert {row["state"] for row in rows} == {"succeeded"}
     assert await them.effects() == dict.fromkeys((row["id"] for row in rows), 1)
     assert not [row for row in rows if row["early"]]
@@ -245,6 +253,7 @@ async def test_a_node_that_is_frozen_for_30_seconds_settles_nothing_that_it_lost
 async def test_a_frozen_node_that_wakes_settles_nothing_that_it_lost(
     conn: Connection, dsn: str, tmp_path: Path
 ) -> None:
+    """C036."""
     async with crew(conn, dsn, tmp_path) as them:
         frozen = await them.start()
         long = await spread(conn, "once_long", 4, first_s=0, every_ms=0, payload='{"ms": 2000}')
@@ -282,6 +291,7 @@ async def test_a_frozen_node_that_wakes_settles_nothing_that_it_lost(
 async def test_a_poison_pill_is_dead_after_its_attempts(
     conn: Connection, dsn: str, tmp_path: Path
 ) -> None:
+    """C039."""
     async with crew(conn, dsn, tmp_path) as them:
         nodes = await them.start_many(3)
         pill = await schedule(conn, "poison")
@@ -299,6 +309,7 @@ async def test_a_poison_pill_is_dead_after_its_attempts(
 async def test_a_second_signal_leaves_at_once_and_gives_back_what_ran(
     conn: Connection, dsn: str, tmp_path: Path, second: signal.Signals
 ) -> None:
+    """C048."""
     async with crew(conn, dsn, tmp_path) as them:
         node = await them.start()
         ids = await spread(conn, "once_long", 3, first_s=0, every_ms=0, payload='{"ms": 60000}')

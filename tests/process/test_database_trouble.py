@@ -105,6 +105,7 @@ async def _each_once(conn: Connection, ids: list[int]) -> None:
 async def test_a_restart_of_the_database_under_running_nodes(
     own_server: OwnServer, mode: str
 ) -> None:
+    """C052."""
     app = Application(_settings(own_server.dsn))
     _patient(app)
     async with app.node() as first, app.node() as second:
@@ -165,7 +166,7 @@ async def test_an_outage_longer_than_the_ttl_fences_and_heals(own_server: OwnSer
 async def test_a_database_that_turns_read_only_and_back(
     own_server: OwnServer, logged: list[Logged]
 ) -> None:
-    """As after a failover to a standby that is promoted later; the sessions stay."""
+    """C056. As after a failover to a standby that is promoted later; the sessions stay."""
     app = Application(_settings(own_server.dsn))
     _patient(app)
     async with app.node() as node, connected(own_server.dsn) as conn:
@@ -232,6 +233,7 @@ async def _kill(conn: Connection, node: int | None, piece: str) -> int:
 async def test_a_lost_listen_connection_comes_back_and_what_fell_between_is_found(
     app: Application, conn: Connection
 ) -> None:
+    """C052."""
     await conn.execute(EFFECTS)
     async with app.node() as node:
         pid = await _kill(conn, node.id, "ping to itself")

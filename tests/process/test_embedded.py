@@ -290,6 +290,7 @@ def test_all_who_name_the_folder_share_one_server_and_the_last_one_stops_it(made
 
 @linux
 def test_starters_at_the_same_moment_end_up_with_one_server(place: Path) -> None:
+    """C065."""
     folder = place / "fresh"
     with contextlib.ExitStack() as stack:
         racers = [stack.enter_context(reaped(launch_owner(folder))) for _ in range(3)]
@@ -359,6 +360,7 @@ server.stop()
 
 @linux
 def test_a_killed_user_leaves_no_server_behind_and_loses_no_row(made: Path) -> None:
+    """C065."""
     with owner(made) as process:
         ask(private(made).dsn, "INSERT INTO kept VALUES ('safe')")
         process.kill()
@@ -461,6 +463,7 @@ def test_signals_to_every_process_of_a_service_do_not_end_the_keeper_first(made:
 def test_a_pid_file_that_names_a_stranger_neither_stops_the_start_nor_hurts_the_stranger(
     made: Path,
 ) -> None:
+    """C065."""
     with private(made) as server:
         pid_file = server.data / "postmaster.pid"
         old = pid_file.read_text().split("\n")
@@ -494,6 +497,7 @@ def _plant(file: Path, text: str, like: Path) -> None:
 
 @linux
 def test_a_copy_of_a_running_folder_starts_beside_the_original(made: Path, place: Path) -> None:
+    """C065."""
     with private(made) as original:
         ask(original.dsn, "INSERT INTO kept VALUES ('safe')")
         ask(original.dsn, "CHECKPOINT")
@@ -578,6 +582,7 @@ def test_the_path_of_the_folder_may_be_odd(place: Path, template: Path, name: st
 def test_a_path_too_long_for_a_socket_gets_it_elsewhere_and_cleans_up(
     place: Path, template: Path
 ) -> None:
+    """C066."""
     deep = place / ("long" * 20) / ("longer" * 10)
     deep.mkdir(parents=True)
     subprocess.run(["cp", "-a", template, deep / "made"], check=True)
@@ -608,6 +613,7 @@ def test_a_killed_server_with_its_socket_elsewhere_is_cleaned_up_by_the_next(
 
 @linux
 def test_an_odd_environment_makes_no_difference(place: Path) -> None:
+    """C066."""
     odd = {"LANG": "xx_YY", "LC_ALL": "xx_YY.UTF-8", "HOME": "/nonexistent", "TZ": "Mars/Olympus"}
     libpq = {"PGDATA": "/nonexistent", "PGPORT": "1", "PGHOST": "example.org", "PGOPTIONS": "-c x"}
     with owner(place / "fresh", **odd, **libpq), private(place / "fresh") as server:
@@ -699,6 +705,7 @@ def test_the_newest_system_version_is_taken_by_number_not_by_spelling() -> None:
 
 @as_root
 def test_root_lends_the_server_an_ordinary_user(made: Path) -> None:
+    """C066."""
     with private(made) as server:
         (postmaster,) = postmasters_in(made)
         (keeper,) = keepers_in(made)
@@ -732,6 +739,7 @@ def test_the_data_of_another_user_stays_that_users(place: Path) -> None:
 def test_without_a_user_to_lend_the_message_says_what_to_do(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """C066."""
     monkeypatch.setattr("delayq.postgres.account.PREFERRED", ("no such user",))
     with pytest.raises(EmbeddedError, match=r"refuses to run as root.*DELAYQ_DSN"):
         private(place / "fresh").start()

@@ -61,6 +61,7 @@ async def _check(them: Crew, ids: list[int]) -> dict[int, int]:
 async def test_the_tasks_of_a_node_that_leaves_fire_on_time_elsewhere(
     conn: Connection, dsn: str, tmp_path: Path, kind: str
 ) -> None:
+    """C045."""
     async with crew(conn, dsn, tmp_path) as them:
         nodes = await them.start_many(3)
         ids = await spread(conn, kind, 200, first_s=0.5, every_ms=15, payload='{"ms": 50}')

@@ -90,7 +90,7 @@ def test_the_metadata_says_what_people_look_for(built: tuple[Path, Path]) -> Non
         metadata = Parser().parsestr(wheel.read(name).decode())
     assert (metadata["Name"], metadata["License-Expression"]) == ("delayq", "MIT")
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"embedded", "test"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"embedded", "fast", "test"}
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert str(metadata.get_payload()).startswith("# delayq")
 
