@@ -227,13 +227,15 @@ class Dispatcher:
             # the lease's own instant: what it returns is started by it, not by an old idea of now
             self._database_clock.observe(leased_us, sent_us, received_us)
         self._counters.leased += len(ids)
-        self._start(rows)
+        self._start(rows, timers)
         if len(rows) < len(timers):
             self._missed(timers, {row[0] for row in rows})
 
-    def _start(self, rows: Sequence[asyncpg.Record]) -> None:
+    def _start(self, rows: Sequence[asyncpg.Record], timers: Sequence[Timer]) -> None:
         handlers, executor = self._handlers, self._executor
         leases = [Lease(row, handlers[row[2]], executor) for row in rows]
+        if self._admission.limited or self.paused:
+            leases = self._admitted(leases, timers)
         if self._stopped or not self._may_fire():  # it drains, or was fenced, meanwhile
             self._give_back(leases)
             return
@@ -248,6 +250,21 @@ class Dispatcher:
                 self._pool.submit(lease)
         if self._gate:
             self._gate_alarm.set(self._gate[0][0])
+
+    def _admitted(self, leases: list[Lease], timers: Sequence[Timer]) -> list[Lease]:
+        """Those that are of the kind that was let through; others go back, and through it again.
+
+        A hint may lie, and a row may be changed by hand.
+        """
+        let_through = {timer.id: timer.kind for timer in timers}
+        others = [lease for lease in leases if lease.kind != let_through[lease.id]]
+        if not others:
+            return leases
+        for lease in others:
+            self.ready.release(let_through[lease.id], self._database_clock.now_us())
+            self._admission.count(lease.kind)  # until it is settled
+        self._give_back(others)
+        return [lease for lease in leases if lease.kind == let_through[lease.id]]
 
     def _give_back(self, leases: Iterable[Lease]) -> None:
         for lease in leases:

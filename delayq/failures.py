@@ -20,6 +20,7 @@ from delayq.errors import (
     DatabaseTimeout,
     DatabaseUnavailable,
     DelayQError,
+    InvalidArgument,
     PrivilegeMissing,
     SchemaMissing,
     TransactionConflict,
@@ -62,6 +63,12 @@ _BY_SQLSTATE: Final[dict[str, _Described]] = {
 }
 # These server messages name roles, tables, functions and databases, and never a value.
 _SAFE_MESSAGES: Final = ("08", "25006", "28", "3D000", "42501", "53", "57P")
+_FIELDS: Final = {
+    "payload_is_bounded": "payload",
+    "headers_are_bounded": "headers",
+    "next_is_bounded": "payload",
+    "next_is_an_order": "payload",
+}
 # Not about a statement: there is no such database, or it was dropped.
 _OF_THE_DATABASE: Final = ("3D000", "57P04")
 # A name that the schema should have and has not.
@@ -101,6 +108,17 @@ def is_transient(error: BaseException) -> bool:
     if not isinstance(error, (DelayQError, *DRIVER_ERRORS)):
         return False
     return isinstance(translate(error), _TRANSIENT)
+
+
+def by_field(error: DelayQError) -> DelayQError:
+    """InvalidArgument if what the caller gave broke a bound that only the database knows.
+
+    (JSON of 1 MiB may take six times as much as jsonb.)
+    """
+    field = _FIELDS.get(getattr(error, "constraint", ""))
+    if field is None:
+        return error
+    return InvalidArgument(field, "is larger in the database than it may be; make it smaller")
 
 
 def met_a_lock(error: BaseException) -> bool:

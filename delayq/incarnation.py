@@ -115,7 +115,7 @@ class Incarnation:
             self._membership.may_fire,
         )  # fmt: skip
         self._timers = Timers(commons, holdings, self._dispatcher)
-        self._lookout = Lookout(commons, holdings, self._dispatcher, self._timers)
+        self._lookout = Lookout(commons, holdings, self._dispatcher, self._timers, self._executor)
         self._manager = TimerManager(
             commons, holdings, self._timers, self._dispatcher, self._executor, handlers.keys()
         )
@@ -140,7 +140,7 @@ class Incarnation:
                 due=self._timers.hear,
                 scan=self._news.scan_soon,
                 garbled=self._news.hear_garbled,
-                cancel=lambda task_id: self._executor.request_cancel([task_id]),
+                cancel=self._lookout.hear_cancel,
                 membership=self._news.hear_membership,
                 kind=self._membership.beat_soon,
                 listening=self._news.hear_listening,

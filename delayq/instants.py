@@ -89,7 +89,10 @@ def _to_us(value: Delay, field: str) -> int:
 
 def _instant_us(instant: datetime, field: str) -> int:
     # Not astimezone(): it overflows at the ends of the calendar. utcoffset() honours fold.
-    offset = instant.utcoffset()
+    try:
+        offset = instant.utcoffset()
+    except Exception:  # noqa: BLE001 - a time zone may be anybody's code
+        raise InvalidArgument(field, "has a time zone that cannot say its offset") from None
     if offset is None:
         raise InvalidArgument(field, _NAIVE)
     wall = instant.replace(tzinfo=UTC, fold=0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 import asyncpg
 
 from delayq.errors import DatabaseError, DatabaseTimeout, DelayQError, TransactionConflict
-from delayq.failures import DRIVER_ERRORS, sqlstate_of, translate, translated
+from delayq.failures import DRIVER_ERRORS, by_field, sqlstate_of, translate, translated
 
 if TYPE_CHECKING:
     from delayq.database import Pool, PooledConnection
@@ -95,7 +95,7 @@ class LockHeld(DatabaseTimeout):
 
 def _told(error: Exception, doubt: str) -> DelayQError:
     """The error in delayq's words, and what to do if nobody knows whether it was done."""
-    told = translate(error)
+    told = by_field(translate(error))
     if not _is_doubtful(error):
         return told
     doubted = type(told)(f"{told}; {doubt}")

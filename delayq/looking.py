@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from delayq.errors import InvalidArgument
 from delayq.model import NodeInfo, Task, TaskState
-from delayq.request import check_id, check_target
+from delayq.request import check_id, check_name, check_target
 
 if TYPE_CHECKING:
     from delayq.task_store import AnyConnection
@@ -68,6 +68,8 @@ class Looking(ABC):
         if limit not in range(1, MAX_LISTED + 1):
             raise InvalidArgument("limit", f"must be a whole number from 1 to {MAX_LISTED}")
         beyond = None if after_id is None else check_id(after_id)
+        kind = None if kind is None else check_name(kind, "kind")
+        key = None if key is None else check_name(key, "key")
         store, look = self.transport.store, self.transport.look
         if wanted is None or wanted.live:
             return await look(

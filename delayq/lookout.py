@@ -1,4 +1,5 @@
 """Looks at tasks that nobody leased: those that a lease missed, and those an owner left lying.
+Also at running ones of which a hint says that they were asked to end.
 
 One look at a time, for all that have gathered meanwhile. Still pending and due means locked by a
 stranger (tried again, 10 ms, doubling up to a sweep) or, for the understudy, that the owner does
@@ -43,11 +44,24 @@ class _Arming(Protocol):
     def arm(self, timer: Timer, here: bool = False) -> None: ...
 
 
+class _Running(Protocol):
+    """What it needs from the executor."""
+
+    running: dict[int, Lease]
+
+    def request_cancel(self, task_ids: Iterable[int]) -> None: ...
+
+
 class Lookout:
     """The looks of one incarnation. `run` is its loop."""
 
     def __init__(
-        self, commons: Commons, holdings: Holdings, dispatcher: _Firing, timers: _Arming
+        self,
+        commons: Commons,
+        holdings: Holdings,
+        dispatcher: _Firing,
+        timers: _Arming,
+        executor: _Running,
     ) -> None:
         self._store = commons.store
         self._monotonic = commons.clock
@@ -57,6 +71,8 @@ class Lookout:
         self._holds = holdings.holds
         self._dispatcher = dispatcher
         self._timers = timers
+        self._executor = executor
+        self._cancels: set[int] = set()
         self._looks: deque[tuple[Timer, bool]] = deque()  # (timer, for the understudy)
         self._wake = asyncio.Event()
         self._tries: dict[int, int] = {}
@@ -72,6 +88,12 @@ class Lookout:
         self._looks.extend((timer, True) for timer in timers if not holds(timer.id))
         self._wake.set()
 
+    def hear_cancel(self, task_id: int) -> None:
+        """Somebody says that a running task was asked to end."""
+        if task_id in self._executor.running:
+            self._cancels.add(task_id)
+            self._wake.set()
+
     def leased(self, leases: Iterable[Lease]) -> None:
         """These were leased in the end."""
         if self._tries:
@@ -83,10 +105,20 @@ class Lookout:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._cancels:
+                await self._look_at_cancels()
             while self._looks:
                 await self._look(
                     [self._looks.popleft() for _ in range(min(_BATCH, len(self._looks)))]
                 )
+
+    async def _look_at_cancels(self) -> None:
+        """A hint is never the truth: the row says whether it is so."""
+        asked, self._cancels = list(self._cancels), set()
+        try:
+            self._executor.request_cancel(await self._store.cancel_flags(asked))
+        except DelayQError as error:  # the next sweep reads the flags of all
+            log.bind(error=str(error)).warning("look.retry")
 
     async def _look(self, batch: list[tuple[Timer, bool]]) -> None:
         sent_us = self._monotonic.monotonic_us()

@@ -88,11 +88,9 @@ class Newsroom:
     # --- what the channel says -----------------------------------------------------------------
 
     def hear_membership(self, verb: str, node: int) -> None:
-        """A node joins, leaves or is asked to drain."""
-        if node != self._node:
+        """A node joins, leaves or is asked to drain: the next beat tells whether that is true."""
+        if node != self._node or verb == "drain":
             self._membership.beat_soon()
-        elif verb == "drain":
-            self._request_drain()
 
     def hear_listening(self) -> None:
         """From now on hints are heard (again)."""

@@ -67,9 +67,13 @@ class Admission:
             return True
         if any(self._used.get(group, 0) >= limit for group, limit in groups):
             return False
-        for group, _ in groups:
-            self._used[group] = self._used.get(group, 0) + 1
+        self.count(kind)
         return True
+
+    def count(self, kind: str) -> None:
+        """Count one more task of the kind that is there already, whatever the limit."""
+        for group, _ in self._limits.get(kind, ()):
+            self._used[group] = self._used.get(group, 0) + 1
 
     def done(self, kind: str) -> bool:
         """A task that was admitted is over. True if somebody may have waited for its place."""

@@ -122,12 +122,21 @@ def task_of(row: Row) -> Task:
         state=TaskState(row["state"]),
         payload=_read(row["payload"]),
         headers=_read(row["headers"]),
-        errors=_read(row["errors"]),
+        errors=_errors(row["errors"]),
         due_at=instant_from_us(row["due_at_us"]),
         execute_at=instant_from_us(row["execute_at_us"]),
         created_at=instant_from_us(row["created_at_us"]),
         **fields,
     )
+
+
+def _errors(text: str) -> list[dict[str, Any]]:
+    """The errors of a task; what somebody spoilt by hand must not hide the task, or others."""
+    errors = _read(text)
+    if errors is None:
+        return []
+    kept = errors if isinstance(errors, list) else [errors]
+    return [error if isinstance(error, dict) else {"message": str(error)[:500]} for error in kept]
 
 
 def node_of(row: Row) -> NodeInfo:

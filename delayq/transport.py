@@ -7,11 +7,12 @@ of the pool (see `lanes`), alone or shared with other callers (see `sharing`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from delayq.bulk import Bulk
-from delayq.failures import DRIVER_ERRORS, translated
+from delayq.failures import DRIVER_ERRORS, by_field, translate
 from delayq.lanes import ASK_AGAIN, Lanes
 from delayq.sharing import Sharing
 from delayq.task_store import TaskStore
@@ -47,14 +48,14 @@ class Transport:
         """Run a statement that waits for locks as long as the session allows."""
         if conn is None:
             return await self._lanes.patient(work)
-        with translated():
+        with _in_their_words():
             return await work(conn)
 
     async def look(self, work: Work[T], conn: AnyConnection | None = None) -> T:
         """The same for what meets no lock: it need not queue with those who wait for one."""
         if conn is None:
             return await self._lanes.brief(work)
-        with translated():
+        with _in_their_words():
             return await work(conn)
 
     async def alone(
@@ -63,7 +64,7 @@ class Transport:
         """Run a statement that may meet a stranger's lock; it is told how long to wait."""
         if conn is None:
             return await self._lanes.alone(work, doubt)
-        with translated():
+        with _in_their_words():
             return await work(conn, None)
 
     async def close(self) -> None:
@@ -82,3 +83,12 @@ class Transport:
                 await self._pool.close()
         except DRIVER_ERRORS:
             self._pool.terminate()
+
+
+@contextmanager
+def _in_their_words() -> Iterator[None]:
+    """Errors on the caller's own connection, in delayq's words."""
+    try:
+        yield
+    except DRIVER_ERRORS as error:
+        raise by_field(translate(error)) from None

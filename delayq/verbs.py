@@ -240,5 +240,5 @@ class Verbs(Looking):
 
     async def drain_node(self, id: int) -> bool:
         """Ask a node to drain and leave. False: there is none of that id that could."""
-        store = self.transport.store
-        return await self.transport.perform(lambda c: store.ask_drain(c, id))
+        store, node = self.transport.store, check_id(id)
+        return await self.transport.perform(lambda c: store.ask_drain(c, node))

@@ -98,7 +98,22 @@ create domain delayq.due_at as timestamptz
     constraint due_at_is_sane check (value >= '2000-01-01 00:00+00' and value < '9000-01-01 00:00+00');
 create domain delayq.payload as jsonb constraint payload_is_bounded check (pg_column_size(value) <= 4194304);
 create domain delayq.headers as jsonb constraint headers_are_bounded check (pg_column_size(value) <= 65536);
-create domain delayq.next as jsonb constraint next_is_bounded check (pg_column_size(value) <= 8388608);
+create domain delayq.next as jsonb
+    constraint next_is_bounded check (pg_column_size(value) <= 8388608)
+    -- a successor that cannot be inserted would keep its forerunner from ever being settled
+    constraint next_is_an_order check (value is null or coalesce(
+        jsonb_typeof(value) = 'object'
+        and value ->> 'id' ~ '^[1-9][0-9]{0,17}$'
+        and pg_column_size(value -> 'payload') <= 4194304
+        and pg_column_size(value -> 'headers') <= 65536
+        and coalesce(octet_length(value ->> 'idempotency_key') between 1 and 500, true)
+        and value ->> 'priority' ~ '^(-?[0-9]{1,2}|-?100)$'
+        and value ->> 'execute_at_us' ~ '^[0-9]{15,18}$'
+        and (value ->> 'execute_at_us')::numeric between 946684800000000 and 221845391999999999
+        and value ->> 'created_at_us' ~ '^[0-9]{1,18}$'
+        and coalesce(value ->> 'misfire_grace_ms' ~ '^[0-9]{1,10}$', true)
+        and coalesce(value ->> 'timeout_ms' ~ '^[1-9][0-9]{0,9}$', true)
+        and coalesce(value ->> 'max_attempts' ~ '^([1-9][0-9]{0,3}|10000)$', true), false));
 create domain delayq.errors as jsonb constraint errors_are_bounded check (pg_column_size(value) <= 262144);
 create domain delayq.misfire_grace_ms as bigint
     constraint misfire_grace_ms_is_sane check (value between 0 and 31622400000);
@@ -135,7 +150,7 @@ create table delayq.tasks (
     errors            delayq.errors not null default '[]',          -- the last few, bounded
     created_at        timestamptz not null default delayq.clock(),
 
-    constraint running_means_leased check (interruptions >= 0 and (
+    constraint running_means_leased check (id > 0 and interruptions >= 0 and (
         (state = 'pending' and lease_owner = 0 and lease_token = 0 and attempt >= 0)
         or (state = 'running' and lease_owner <> 0 and lease_token <> 0 and attempt > 0)))
 ) with (
@@ -247,7 +262,7 @@ create table delayq.nodes (
     host       text not null,
     pid        integer not null,
     version    text not null,
-    kinds      text[] not null,
+    kinds      text[] not null check (coalesce(array_ndims(kinds), 1) = 1),
     state      text not null check (state in ('joining', 'active', 'draining', 'dead')),
     started_at timestamptz not null default delayq.clock(),
     expires_at timestamptz not null,

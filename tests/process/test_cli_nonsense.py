@@ -111,7 +111,6 @@ def test_any_command_line_has_an_answer_or_one_line_that_says_what_is_wrong(
     assert done > rounds / 50
 
 
-@pytest.mark.xfail(strict=True, reason="filters of lists are sent as they are: exit code 3")
 @pytest.mark.parametrize("command", ["list --kind", "list --key", "dead list --kind"])
 def test_a_filter_that_no_task_can_have_is_wrong_usage_or_finds_nothing(
     capsys: pytest.CaptureFixture[str], command: str
