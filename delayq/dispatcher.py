@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
@@ -207,7 +207,8 @@ class Dispatcher:
         return min(_BATCH, free + self._pace.allowance(self._pool.finished))
 
     async def _lease(self, timers: list[Timer], *, again: bool = False) -> None:
-        nonce = random.getrandbits(63) - (1 << 62)
+        # not `random`: an application may have seeded it, and so all its nodes alike
+        nonce = secrets.randbits(63) - (1 << 62)
         ids = [timer.id for timer in timers]
         inline = min(_INLINE_BYTES, _ANSWER_BYTES // len(ids))
         sent_us = self._clock.monotonic_us()

@@ -213,7 +213,7 @@ def _refusal(error: asyncpg.PostgresError, state: str) -> str:
 
 def _from_driver(error: asyncpg.InterfaceError) -> _Described:
     text = str(error)
-    if "clos" in text or "terminat" in text:
+    if "clos" in text or "terminat" in text or "released back" in text:
         return DatabaseUnavailable, "the connection is closed"
     if isinstance(error, ValueError):  # about a value, so it may quote one
         return DatabaseError, "the driver refused a value"

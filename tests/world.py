@@ -63,14 +63,19 @@ _TABLES = {
                delayq.micros(applied_at) as applied_at, delayq.micros(ended_at) as ended_at
           from delayq.idempotency""",
     "nodes": "select id, state, delayq.micros(expires_at) as expires_at from delayq.nodes",
-    "effects": "select task, token from effects order by ctid",
 }
-TABLES_SQL = "select json_build_object({})::text".format(
+_TABLES_SQL = "select json_build_object({})::text".format(
     ", ".join(
         f"'{name}', (select coalesce(json_agg(t), '[]') from ({sql}) t)"
         for name, sql in _TABLES.items()
     )
 )
+
+
+async def read_tables(conn: Connection) -> dict[str, list[Row]]:
+    """Every row of every table, in one snapshot."""
+    rows: dict[str, list[Row]] = json.loads(await conn.fetchval(_TABLES_SQL))
+    return rows
 
 
 class World:
@@ -115,8 +120,12 @@ class World:
 
     def tables(self) -> dict[str, list[Row]]:
         """Every row of every table."""
-        rows: dict[str, list[Row]] = json.loads(self.run(self.conn.fetchval(TABLES_SQL)))
-        return rows
+        return self.run(read_tables(self.conn))
+
+    def effects(self) -> list[tuple[int, int]]:
+        """(task, token) of every effect that was committed."""
+        rows = self.run(self.conn.fetch("select task, token from effects order by ctid"))
+        return [(row[0], row[1]) for row in rows]
 
     def fetch(self, name: str, *arguments: object) -> list[Any]:
         """The rows of a statement of delayq's."""

@@ -63,7 +63,7 @@ create function delayq.micros(timestamptz) returns bigint
     language sql immutable parallel safe
 as $$
     select case when $1 between timestamptz '0001-01-01 00:00:00+00' and timestamptz '9999-12-31 00:00:00+00'
-                then (extract(epoch from $1) * 1000000)::bigint
+                then (extract(epoch from $1 at time zone 'UTC') * 1000000)::bigint
                 when $1 > timestamptz '2000-01-01 00:00:00+00' then 253402214400000000
                 when $1 < timestamptz '2000-01-01 00:00:00+00' then -62135596800000000 end
 $$;
@@ -73,8 +73,8 @@ $$;
 create function delayq.instant(micros bigint) returns timestamptz
     language sql immutable parallel safe
 as $$
-    select timestamptz '1970-01-01 00:00:00+00' + (micros / 86400000000) * interval '24 hours'
-                                                + (micros % 86400000000) * interval '1 microsecond'
+    select (timestamp '1970-01-01 00:00:00' + (micros / 86400000000) * interval '24 hours'
+                                            + (micros % 86400000000) * interval '1 microsecond') at time zone 'UTC'
 $$;
 
 -- Tasks are shared out among the nodes by buckets. No column holds it: PostgreSQL 18 reads and parses

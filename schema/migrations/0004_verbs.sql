@@ -278,12 +278,13 @@ begin
     end if;
     perform 1 from delayq.tasks t
       where t.id = p_id or (t.kind = p_kind and t.key = p_key) for key share;
-    if found then
+    if found or p_id <= 0 then      -- (no task has such an id)
         return;
     end if;
     begin
         insert into delayq.tasks (id, kind, key, execute_at) overriding system value
-        values (coalesce(p_id, 0), coalesce(p_kind, '?'), p_key, '8999-12-31 00:00+00')
+        values (coalesce(p_id, nextval(pg_get_serial_sequence('delayq.tasks', 'id'))), coalesce(p_kind, '?'), p_key,
+                '8999-12-31 00:00+00')
         on conflict do nothing;
         raise exception using errcode = 'DQ001';
     exception when sqlstate 'DQ001' then

@@ -9,7 +9,9 @@ select t.id, t.execute_at, t.kind, t.priority
      select c.id, c.execute_at, c.kind, c.priority
        from delayq.tasks c
       where delayq.bucket(c.id) = b.bucket and c.execute_at >= $2::timestamptz and c.execute_at <= $3::timestamptz
-        and c.state = 'pending' and c.kind = any ($4::text[]) and not c.id = any ($5::bigint[])
+        and c.state = 'pending' and c.kind = any ($4::text[])
+        and c.kind between (select min(k) from unnest($4::text[]) as k) and (select max(k) from unnest($4::text[]) as k)
+        and not c.id = any ($5::bigint[])
       order by c.execute_at
       limit $6::integer) as t
  order by t.execute_at

@@ -137,7 +137,9 @@ class Held:
 async def held_by(conn: AnyConnection, node: int) -> Held:
     nodes = await conn.fetch("select id, kinds from delayq.nodes where state = 'active'")
     shares = ranks({row["id"]: frozenset(row["kinds"]) for row in nodes}, [KIND], node)
-    tasks = await conn.fetch("select id, delayq.bucket(id) as bucket, state, lease_owner from delayq.tasks")
+    tasks = await conn.fetch(
+        "select id, delayq.bucket(id) as bucket, state, lease_owner from delayq.tasks"
+    )
     return Held(
         node,
         frozenset(row["id"] for row in tasks if row["lease_owner"] == node),

@@ -529,6 +529,7 @@ async def test_a_task_can_be_looked_at_wherever_it_is(conn: Connection, client: 
 async def test_lists_go_through_every_state_a_page_at_a_time(
     conn: Connection, client: Client
 ) -> None:
+    """C123."""
     tasks = await client.schedule_many([request(n=n) for n in range(10)])
     other = await client.schedule(request("other", key="order"))
     ids = [task.id for task in tasks]

@@ -202,6 +202,7 @@ def _entangle(
 async def test_a_deadlock_of_the_settles_of_two_effects_costs_neither_an_attempt(
     app: Application, conn: Connection, effects: None, asynchronous: bool
 ) -> None:
+    """C060."""
     partners: dict[int, int] = {}
     starts: list[int] = []
     _entangle(app, asynchronous, partners, starts)

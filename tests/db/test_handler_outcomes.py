@@ -81,6 +81,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 async def test_whatever_is_raised_is_retried_then_dead_and_the_next_task_runs(
     app: Application, conn: Connection, asynchronous: bool
 ) -> None:
+    """C068. C094."""
     if asynchronous:
 
         @app.task(kind="raises", max_attempts=2)
@@ -116,6 +117,8 @@ async def test_whatever_is_raised_is_retried_then_dead_and_the_next_task_runs(
 async def test_a_handler_that_cancels_its_own_task_fails_its_attempt_and_no_other(
     app: Application, conn: Connection
 ) -> None:
+    """C094."""
+
     @app.task(max_attempts=1)
     async def suicidal(how: str) -> None:
         task = asyncio.current_task()
@@ -152,6 +155,8 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_attempt_and_no_othe
 async def test_what_a_handler_returns_is_discarded(
     app: Application, conn: Connection, garbage: object
 ) -> None:
+    """C068."""
+
     @app.task
     async def returns() -> object:
         return garbage
@@ -163,6 +168,7 @@ async def test_what_a_handler_returns_is_discarded(
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_runs_once(
     app: Application, conn: Connection
 ) -> None:
+    """C038."""
     starts: list[int] = []
 
     @app.task
@@ -312,6 +318,7 @@ async def test_a_timeout_inside_the_handler_is_its_own_affair(
 async def test_a_thread_keeps_its_lease_past_its_timeout_and_starts_once(
     app: Application, conn: Connection
 ) -> None:
+    """C118."""
     starts: list[int] = []
     go_on = threading.Event()
 
@@ -728,6 +735,8 @@ TELLTALES: dict[str, Callable[[str], BaseException]] = {
 async def test_payloads_reach_neither_logs_nor_errors(
     app: Application, conn: Connection, logged: list[Logged]
 ) -> None:
+    """C107."""
+
     @app.task(max_attempts=2)
     async def leaks(secret: str, how: str) -> None:
         raise TELLTALES[how](secret)

@@ -36,7 +36,7 @@ TERMS = LeaseTerms(KINDS, [5], [None], [True], [])
 
 @pytest.mark.alone  # another test's open transaction, in whatever database, stops all pruning
 async def test_leases_with_retries_and_adoption_under_way_are_hot(dsn: str) -> None:
-    """At least 95 % of them: an index on what a lease changes would cost a factor of five.
+    """C090. At least 95 % of them: an index on what a lease changes would cost a factor of five.
 
     With errors of a kilobyte, as real ones are. Where nothing is pruned, the longer rows of what
     is retried fill the pages of their neighbours, and only nine tenths are HOT.

@@ -138,6 +138,7 @@ class Caller:
 async def test_every_answer_agrees_with_what_the_handlers_saw(
     settings: Settings, conn: Connection, operations: int
 ) -> None:
+    """C027."""
     ledger = Ledger()
     seed = random.randrange(2**32)
     async with AsyncExitStack() as stack:

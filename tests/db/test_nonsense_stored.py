@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import pytest
 from delayq.client import Client
 from delayq.errors import InvalidArgument
 from delayq.instants import instant_to_us
+from tests.leases import lease, settle
 from tests.nonsense import SECRET, Fuzz
 
 if TYPE_CHECKING:
@@ -200,3 +202,60 @@ async def test_a_refused_move_leaves_the_task_where_it_is(
             "select execute_at = $1::text::timestamptz from delayq.tasks", at
         )
         assert left, f"seed {fuzz.seed}"
+
+
+# --- successors ---------------------------------------------------------------------------------
+
+YEAR_S = 365 * 86_400
+EXTREMES: dict[str, list[Any]] = {
+    "priority": [-100, -99, -1, 0, 9, 10, 100],
+    "max_attempts": [None, 1, 9_999, 10_000],
+    "timeout": [None, 0.001, 9_999_999, 10_000_000, YEAR_S],
+    "misfire_grace": [None, 0.001, 9_999_999, 10_000_000, YEAR_S],
+    "idempotency_key": [None, "x", "é" * 250, "\n", "null"],
+    "headers": [None, {"a": 1}, {"": None}],
+}
+INSTANTS = [datetime(2000, 1, 1, tzinfo=UTC), datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC),
+            datetime(2286, 11, 20, tzinfo=UTC),
+            datetime(8999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)]  # fmt: skip
+ORDERS = [{name: value} for name, values in EXTREMES.items() for value in values]
+ORDERS += [{"at": instant} for instant in INSTANTS]
+ORDERS += [{"payload": {"x": "y" * 1_000_000}}, {"payload": {"n": 10**400}}]
+
+
+@pytest.mark.xfail(strict=True, reason="next_is_an_order: ids of 19 digits, durations of 11")
+@pytest.mark.parametrize("first", [1, 10**15, 10**18, 2**62])
+async def test_whatever_may_be_scheduled_may_also_wait_behind_a_running_task(
+    client: Client, conn: Connection, first: int
+) -> None:
+    """And becomes the very task that it would have been by itself."""
+    await conn.execute(
+        "select setval(pg_get_serial_sequence('delayq.tasks', 'id'), $1, false)", first
+    )
+    for order in ORDERS:
+        given: dict[str, Any] = {
+            "kind": "k",
+            "payload": {},
+            "key": "held",
+            "on_conflict": "replace",
+        }
+        given |= order if "at" in order else {"delay": 3_600, **order}
+        running = await client.send("k", {}, delay=0, key="held")
+        token = await lease(conn, running.id)
+        task = await client.send(**given)
+        assert task.follow_up is not None, order
+        assert await settle(conn, running.id, token) == "succeeded", order
+        found = await client.get(task.follow_up)
+        assert found is not None
+        assert found.payload == given["payload"]
+        for name in ("priority", "max_attempts", "idempotency_key"):
+            assert getattr(found, name) == order.get(name, 0 if name == "priority" else None)
+        for name, told in (
+            ("timeout", found.timeout_ms),
+            ("misfire_grace", found.misfire_grace_ms),
+        ):
+            wanted = order.get(name)
+            assert told == (None if wanted is None else round(wanted * 1_000))
+        if "at" in order:
+            assert found.execute_at == order["at"]
+        assert await client.cancel(task.follow_up)

@@ -457,3 +457,13 @@ async def test_an_odd_row_of_an_idempotency_key_is_told_and_pruned_like_others(
         "infinity", "8999-12-31 23:59:59.999999+00", "9000-01-01 00:00:00+00",
         "12000-01-01 00:00:00+00", "294276-12-31 23:59:59.999999+00",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "serializable"])
+@pytest.mark.parametrize("task_id", [0, -5, -(2**63)])
+async def test_an_id_that_no_task_can_have_is_not_found_at_every_level(
+    conn: Connection, task_id: int, isolation: Any
+) -> None:
+    for verb in ("cancel($1)", "run_now($1)", "revive($1)", "discard($1)"):
+        async with conn.transaction(isolation=isolation):
+            assert await conn.fetchval(f"select delayq.{verb}", task_id) == "not_found"

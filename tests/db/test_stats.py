@@ -293,6 +293,7 @@ async def test_a_figure_that_takes_too_long_is_left_out_and_named(
     dsn: str, conn: Connection, store: ReportStore, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    """C123."""
     monkeypatch.setattr(collecting, "_LIMIT_MS", 50)
     await pending(conn, "a", 10)
     async with connected(dsn) as stranger, stranger.transaction():
@@ -321,6 +322,7 @@ async def test_the_report_leaves_no_settings_behind(conn: Connection, store: Rep
 async def test_a_million_pending_tasks_are_told_in_half_a_second(
     conn: Connection, store: ReportStore
 ) -> None:
+    """C123."""
     await conn.execute("set delayq.hints = off")
     await conn.execute(
         """insert into delayq.tasks (kind, execute_at)

@@ -227,6 +227,7 @@ async def test_the_net_is_emptied_by_age_one_batch_at_a_time(
 async def test_days_past_retention_are_dropped_and_the_others_kept(
     conn: Connection, commons: Commons
 ) -> None:
+    """C083."""
     (old,) = await settle(conn, commons)
     day = await today(conn)
     await advance_clock(conn, 5 * DAY_S)
@@ -287,7 +288,7 @@ async def test_two_nodes_that_drop_the_same_days_at_once_do_not_fail(
 async def test_no_live_and_no_dead_task_is_ever_dropped_by_age(
     conn: Connection, commons: Commons
 ) -> None:
-    """Scheduled further ahead than any retention, in retry-wait, running, dead; and long ago."""
+    """C083. Further ahead than any retention, in retry-wait, running, dead; and long ago."""
     await add_tasks(conn, [1_000_001], after_s=60 * DAY_S)
     await add_tasks(conn, [1_000_002], after_s=120)
     await add_tasks(conn, [1_000_003, 1_000_004], after_s=-1)

@@ -545,7 +545,8 @@ async def test_what_did_not_change_is_answered_at_every_level(
     pending, finished = await task_of(conn), await task_of(conn, key=None)
     await ran(conn, finished)
     async with old_snapshot(second, isolation):
-        assert await cancel(second, 10**15) == "not_found"
+        for nobody in (10**15, 0, -1):
+            assert await cancel(second, nobody) == "not_found"
         assert await cancel(second, finished) == "already_finished"
         assert (await schedule(second))["outcome"] == "kept"
         assert await run_now(second, pending) == "moved"

@@ -186,6 +186,11 @@ def test_what_our_own_functions_say_is_repeated_and_what_others_say_is_not() -> 
         (OSError("Multiple exceptions: [Errno 111]"), DatabaseUnavailable, "Errno 111"),
         (asyncpg.InterfaceError("connection is closed"), DatabaseUnavailable, "is closed"),
         (asyncpg.InterfaceError("pool is closing"), DatabaseUnavailable, "is closed"),
+        (
+            asyncpg.InterfaceError("connection has been released back to the pool"),
+            DatabaseUnavailable,
+            "is closed",
+        ),
         (asyncpg.InterfaceError("another operation is in progress"), DatabaseError, "misused"),
         (
             asyncpg.InternalClientError(

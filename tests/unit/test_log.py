@@ -98,6 +98,7 @@ def test_a_field_cannot_take_the_place_of_the_event_or_the_level(stream: io.Stri
 
 @pytest.mark.parametrize("format", ["json", "human"])
 def test_no_value_starts_a_line_or_steers_a_terminal(stream: io.StringIO, format: str) -> None:
+    """C110."""
     configure("INFO", format, stream)
     log.bind(**{"kind": EVIL, "nam\x1be": 1}).info(EVIL)
     (line,) = stream.getvalue().split("\n")[:-1]
