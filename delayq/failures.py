@@ -67,7 +67,6 @@ _FIELDS: Final = {
     "payload_is_bounded": "payload",
     "headers_are_bounded": "headers",
     "next_is_bounded": "payload",
-    "next_is_an_order": "payload",
 }
 # Not about a statement: there is no such database, or it was dropped.
 _OF_THE_DATABASE: Final = ("3D000", "57P04")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from typing import Literal
 
 from delayq.errors import InvalidSettings
@@ -17,7 +18,7 @@ def new_event_loop(choice: EventLoop = "auto") -> asyncio.AbstractEventLoop:
     """
     if choice != "asyncio":
         try:
-            from uvloop import new_event_loop as new_uvloop  # noqa: PLC0415 - it may be absent
+            loop: asyncio.AbstractEventLoop = import_module("uvloop").new_event_loop()
         except ImportError:
             if choice == "uvloop":
                 raise InvalidSettings(
@@ -25,5 +26,5 @@ def new_event_loop(choice: EventLoop = "auto") -> asyncio.AbstractEventLoop:
                     "or set it to auto"
                 ) from None
         else:
-            return new_uvloop()
+            return loop
     return asyncio.new_event_loop()

@@ -137,6 +137,11 @@ def check_id(value: object) -> int:
     return _whole(value, "id", 1, MAX_ID)
 
 
+def check_node(value: object) -> int:
+    """The number of a node."""
+    return _whole(value, "id", -MAX_ID - 1, MAX_ID)
+
+
 def check_targets(ids: Iterable[int] | None, kind: str | None, key_prefix: str | None) -> Targets:
     """The tasks that a bulk verb is about; each id once, in order. The prefix is plain text."""
     if (ids is None) == (key_prefix is None) or (ids is not None and kind is not None):

@@ -20,6 +20,7 @@ from delayq.request import (
     build_request,
     check_id,
     check_name,
+    check_node,
     check_target,
     check_targets,
     parse_when,
@@ -240,5 +241,5 @@ class Verbs(Looking):
 
     async def drain_node(self, id: int) -> bool:
         """Ask a node to drain and leave. False: there is none of that id that could."""
-        store, node = self.transport.store, check_id(id)
+        store, node = self.transport.store, check_node(id)
         return await self.transport.perform(lambda c: store.ask_drain(c, node))

@@ -103,7 +103,8 @@ create domain delayq.next as jsonb
     -- a successor that cannot be inserted would keep its forerunner from ever being settled
     constraint next_is_an_order check (value is null or coalesce(
         jsonb_typeof(value) = 'object'
-        and value ->> 'id' ~ '^[1-9][0-9]{0,17}$'
+        and value ->> 'id' ~ '^[1-9][0-9]{0,18}$'
+        and (value ->> 'id')::numeric <= 9223372036854775807
         and pg_column_size(value -> 'payload') <= 4194304
         and pg_column_size(value -> 'headers') <= 65536
         and coalesce(octet_length(value ->> 'idempotency_key') between 1 and 500, true)
@@ -111,8 +112,10 @@ create domain delayq.next as jsonb
         and value ->> 'execute_at_us' ~ '^[0-9]{15,18}$'
         and (value ->> 'execute_at_us')::numeric between 946684800000000 and 221845391999999999
         and value ->> 'created_at_us' ~ '^[0-9]{1,18}$'
-        and coalesce(value ->> 'misfire_grace_ms' ~ '^[0-9]{1,10}$', true)
-        and coalesce(value ->> 'timeout_ms' ~ '^[1-9][0-9]{0,9}$', true)
+        and coalesce(value ->> 'misfire_grace_ms' ~ '^[0-9]{1,11}$', true)
+        and coalesce((value ->> 'misfire_grace_ms')::numeric <= 31622400000, true)
+        and coalesce(value ->> 'timeout_ms' ~ '^[1-9][0-9]{0,10}$', true)
+        and coalesce((value ->> 'timeout_ms')::numeric <= 31622400000, true)
         and coalesce(value ->> 'max_attempts' ~ '^([1-9][0-9]{0,3}|10000)$', true), false));
 create domain delayq.errors as jsonb constraint errors_are_bounded check (pg_column_size(value) <= 262144);
 create domain delayq.misfire_grace_ms as bigint

@@ -223,7 +223,6 @@ ORDERS += [{"at": instant} for instant in INSTANTS]
 ORDERS += [{"payload": {"x": "y" * 1_000_000}}, {"payload": {"n": 10**400}}]
 
 
-@pytest.mark.xfail(strict=True, reason="next_is_an_order: ids of 19 digits, durations of 11")
 @pytest.mark.parametrize("first", [1, 10**15, 10**18, 2**62])
 async def test_whatever_may_be_scheduled_may_also_wait_behind_a_running_task(
     client: Client, conn: Connection, first: int
