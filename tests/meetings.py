@@ -7,10 +7,11 @@ alone; the others may as well be an application's, inside a transaction of its o
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
@@ -592,10 +593,14 @@ class Meeting:
         return f"{names[0]}: {names[1]} | {names[2]}"
 
 
-async def blocked_by(conn: Connection, second: int, first: int) -> None:
-    """Return once the second waits for the first, and for nobody else."""
-    await wait_until_blocked(conn, second)
-    assert await conn.fetchval("select pg_blocking_pids($1)", second) == [first]
+async def seen_to_wait(at: Place, work: asyncio.Task[Any], second: int, first: int) -> None:
+    """Return once the second (its pid) waits for the first, and for nobody else."""
+    waiting = asyncio.create_task(wait_until_blocked(at.conn, second))
+    await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        waiting.cancel()
+        raise AssertionError(f"it did not wait but said: {work.result()}")
+    assert await at.conn.fetchval("select pg_blocking_pids($1)", second) == [first]
 
 
 async def in_words(conn: Connection, verb: Awaitable[str], *, transaction: bool) -> str:

@@ -131,12 +131,18 @@ class Model:
         unclaimed = self._claimed(request) is None
         return unclaimed and self.holder(request.kind, request.key) is None
 
-    def insert(self, kind: str, key: str | None, execute_at: int) -> Scheduled | None:
-        """A plain INSERT; None if the key is taken. Either way an id is drawn."""
+    def insert(
+        self, kind: str, key: str | None, again: str | None, execute_at: int
+    ) -> Scheduled | None:
+        """A plain INSERT; None if the key is taken. Either way an id is drawn.
+
+        `again`: an idempotency key, which administrators may write, and nobody claims.
+        """
         task_id = self._draw()
         if self.holder(kind, key) is not None:
             return None
-        self._add(task_id, {"kind": kind, "key": key, "execute_at": execute_at})
+        named = {"kind": kind, "key": key, "idempotency_key": again}
+        self._add(task_id, named | {"execute_at": execute_at})
         return Scheduled("created", task_id, "pending", execute_at)
 
     def _create(self, request: TaskRequest) -> Scheduled:

@@ -42,6 +42,9 @@ _AFRESH = """
     update test_clock set now_us = {now_us};
     select setval(pg_get_serial_sequence('delayq.tasks', 'id'), 1, false);
 """
+_NEXT_ID = """
+    select last_value + is_called::integer from delayq.tasks_id_seq
+"""
 _TOLD = """
     select id, kind, payload, headers, key, idempotency_key, priority, {due_at} as due_at,
            delayq.micros(execute_at) as execute_at, delayq.micros(created_at) as created_at,
@@ -124,8 +127,12 @@ class World:
 
     def effects(self) -> list[tuple[int, int]]:
         """(task, token) of every effect that was committed."""
-        rows = self.run(self.conn.fetch("select task, token from effects order by ctid"))
+        rows = self.run(self.conn.fetch("select task, token from effects order by task, token"))
         return [(row[0], row[1]) for row in rows]
+
+    def next_id(self) -> int:
+        """The id that will be drawn next."""
+        return int(self.run(self.conn.fetchval(_NEXT_ID)))
 
     def fetch(self, name: str, *arguments: object) -> list[Any]:
         """The rows of a statement of delayq's."""

@@ -71,6 +71,7 @@ begin
             select i.task_id into v_id from delayq.idempotency i
              where i.kind = p_kind and i.idempotency_key = p_idempotency_key;
             if found then
+                perform delayq.refuse_old_snapshot(v_id, null, null);
                 return query select 'repeated'::text, v_id, f.state, f.execute_at_us, null::bigint
                     from (select 1) as one left join delayq.find(v_id) f on true;
                 return;
@@ -272,13 +273,21 @@ create function delayq.refuse_old_snapshot(p_id bigint, p_kind text, p_key text)
     language plpgsql set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_custom_plan
 as $$
+declare
+    v_seen boolean;
 begin
     if current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
         return;
     end if;
-    perform 1 from delayq.tasks t
-      where t.id = p_id or (t.kind = p_kind and t.key = p_key) for key share;
-    if found or p_id <= 0 then      -- (no task has such an id)
+    begin       -- (FOR KEY SHARE would not mind that a lease has changed the row since)
+        perform 1 from delayq.tasks t
+          where t.id = p_id or (t.kind = p_kind and t.key = p_key) for share;
+        v_seen := found;
+        raise exception using errcode = 'DQ001';    -- lets go of the lock: a lease is not to wait for it
+    exception when sqlstate 'DQ001' then
+        null;
+    end;
+    if v_seen or p_id <= 0 then     -- (no task has such an id)
         return;
     end if;
     begin
