@@ -501,9 +501,12 @@ class Table:
         return place
 
     def seats(self, meeting: Meeting, *, callers: bool) -> tuple[Connection, Connection]:
-        """The connections of the first and of the second."""
-        theirs = callers and meeting.first not in m.NODES_OWN
-        return (self.callers if theirs else self.own)[0], (self.callers if callers else self.own)[1]
+        """The connections of the first and of the second; nodes always sit on their own."""
+        first, second = (
+            self.callers if callers and verb not in m.NODES_OWN else self.own
+            for verb in (meeting.first, meeting.second)
+        )
+        return first[0], second[1]
 
 
 @asynccontextmanager
@@ -530,11 +533,12 @@ async def meet(at: Table, meeting: Meeting, end: str, *, callers: bool) -> Place
     """Let them meet once: who waits, and what the second is told."""
     place = await at.laid(meeting)
     first, second = at.seats(meeting, callers=callers)
-    above = callers and at.level != COMMITTED
+    callers_own = second in at.callers
+    above = callers_own and at.level != COMMITTED
     expected = meeting.expected.above() if above else meeting.expected
 
     def ask() -> asyncio.Task[str]:
-        said = m.in_words(second, meeting.second(place, second), transaction=callers)
+        said = m.in_words(second, meeting.second(place, second), transaction=callers_own)
         return asyncio.create_task(said)
 
     async with asyncio.timeout(PATIENCE_S):
@@ -557,9 +561,14 @@ async def meet(at: Table, meeting: Meeting, end: str, *, callers: bool) -> Place
             else:
                 assert await work == getattr(expected, end)
         finally:
-            work.cancel()
-            await asyncio.wait([work])
+            await _give_up(work)
     return place
+
+
+async def _give_up(work: asyncio.Task[str]) -> None:
+    """Unless it is over: after a failure nobody is to talk on these connections any more."""
+    work.cancel()
+    await asyncio.wait([work])
 
 
 def _pids(*connections: Connection) -> list[int]:
@@ -614,7 +623,8 @@ async def test_whoever_comes_second_to_a_task_is_told_the_truth(
 ) -> None:
     async with table(conn, dsn, database, level) as at:
         for meeting in [one for one in MEETINGS if one.first.__name__ == first]:
-            for callers in [False] if meeting.second in m.NODES_OWN else [False, True]:
+            nodes_alone = {meeting.first, meeting.second} <= m.NODES_OWN
+            for callers in [False] if nodes_alone else [False, True]:
                 for end, left in zip(("commit", "rollback"), meeting.left, strict=True):
                     with named(meeting.name, end, callers):
                         place = await meet(at, meeting, end, callers=callers)
@@ -633,6 +643,19 @@ async def test_whoever_comes_second_to_the_row_of_a_node_is_told_the_truth(
                 with named(meeting.name, end):
                     place = await meet(at, meeting, end, callers=False)
                     assert await m.state_of_node(place) == left
+
+
+@Levels
+async def test_a_caller_who_found_a_key_taken_holds_up_nobody(
+    conn: Connection, dsn: str, database: Database, level: str
+) -> None:
+    async with table(conn, dsn, database, level) as at:
+        place = Place(database, conn)
+        await m.running(place)
+        async with at.callers[0].transaction():
+            assert await m.keep(place, at.callers[0]) == "found running"
+            assert await m.succeed(place, at.own[1]) == "succeeded"
+        assert await m.left_of(place) == "succeeded"
 
 
 @Levels
