@@ -179,7 +179,7 @@ alter table delayq.tasks alter column payload set storage external;
 create index tasks_window on delayq.tasks (delayq.bucket(id), execute_at, kind, (id + 0));
 create unique index tasks_key on delayq.tasks (kind, key) where key is not null;
 -- Empty but for debounced tasks that run just now; a lease changes nothing in it.
-create index tasks_follow_up on delayq.tasks (((next ->> 'id')::bigint)) where next is not null;
+create unique index tasks_follow_up on delayq.tasks (((next ->> 'id')::bigint)) where next is not null;
 
 comment on table delayq.tasks is 'live tasks: pending and running';
 comment on column delayq.tasks.execute_at is 'when it fires next, by delayq.clock()';

@@ -191,6 +191,7 @@ begin
     select t.kind, t.idempotency_key into v_kind, v_idempotency_key from delayq.tasks t
      where t.id = p_id and t.lease_token = p_token and t.state = 'running' for update;
     if not found then
+        perform delayq.refuse_old_snapshot(p_id, null, null);
         perform 1 from delayq.task_history h where h.id = p_id and h.lease_token = p_token;
         return case when found then 'already_settled' else 'lost' end;
     end if;

@@ -275,13 +275,15 @@ create function delayq.refuse_old_snapshot(p_id bigint, p_kind text, p_key text)
 as $$
 declare
     v_seen boolean;
+    v_now timestamptz := delayq.clock();
 begin
     if current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
         return;
     end if;
     begin       -- (FOR KEY SHARE would not mind that a lease has changed the row since)
         perform 1 from delayq.tasks t
-          where t.id = p_id or (t.kind = p_kind and t.key = p_key) for share;
+          where t.id = p_id or (t.kind = p_kind and t.key = p_key)
+             or (t.next is not null and (t.next ->> 'id')::bigint = p_id) for share;
         v_seen := found;
         raise exception using errcode = 'DQ001';    -- lets go of the lock: a lease is not to wait for it
     exception when sqlstate 'DQ001' then
@@ -291,9 +293,17 @@ begin
         return;
     end if;
     begin
-        insert into delayq.tasks (id, kind, key, execute_at) overriding system value
-        values (coalesce(p_id, nextval(pg_get_serial_sequence('delayq.tasks', 'id'))), coalesce(p_kind, '?'), p_key,
-                '8999-12-31 00:00+00')
+        -- (the greatest id stands for none; a sequence would be moved for good)
+        insert into delayq.tasks (id, kind, key, execute_at, next) overriding system value
+        values (coalesce(p_id, 9223372036854775807), coalesce(p_kind, '?'), p_key, '8999-12-31 00:00+00',
+                case when p_id is not null then jsonb_build_object(
+                    'id', p_id, 'execute_at_us', delayq.micros(v_now), 'created_at_us', delayq.micros(v_now),
+                    'payload', '{}'::jsonb, 'headers', '{}'::jsonb, 'priority', 0) end)
+        on conflict do nothing;
+        insert into delayq.dead_tasks (id, kind, payload, headers, priority, due_at, execute_at, created_at, attempt,
+                                       interruptions, errors, lease_token, finished_at)
+        select p_id, '?', '{}', '{}', 0, v_now, v_now, v_now, 0, 0, '[]', 0, v_now
+         where p_id is not null and not exists (select from delayq.dead_tasks d where d.id = p_id)
         on conflict do nothing;
         raise exception using errcode = 'DQ001';
     exception when sqlstate 'DQ001' then

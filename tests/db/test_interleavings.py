@@ -583,29 +583,6 @@ def _firsts(meetings: list[Meeting]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("first", sorted({one.first.__name__ for one in meetings}))
 
 
-OPEN = pytest.mark.xfail(
-    strict=True,
-    reason="an old snapshot misses what waits in `next`, and who died since",
-)
-STILL_FALSE = {
-    "test_whoever_comes_second_to_a_task_is_told_the_truth": {"replace"},
-    "test_an_old_snapshot_is_a_conflict_or_has_the_true_answer": {
-        "replace", "start", "come_and_die", "cancel_key", "cancel_follow_up",
-    },
-}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _known(request: pytest.FixtureRequest) -> None:
-    """Marks the meetings of which README's limits tell."""
-    given = getattr(request.node, "callspec", None)
-    false = STILL_FALSE.get(getattr(request.node, "originalname", ""), set())
-    if given is None or given.params.get("level") == COMMITTED:
-        return
-    if given.params.get("first") in false:
-        request.applymarker(OPEN)
-
-
 @contextmanager
 def named(*what: object) -> Iterator[None]:
     """A failure says where it happened."""
