@@ -89,7 +89,7 @@ class ArgumentCodec:
     def decode(self, payload: str | bytes) -> dict[str, Any]:
         """The keyword arguments for the handler; ArgumentsRefused if they do not fit it."""
         try:
-            return self._parse(payload)  # type: ignore[no-any-return]
+            return self._parse(payload)  # type: ignore[no-any-return]  # pydantic's is Any
         except ValidationError as error:
             problems = self._problems(error)
         except Exception as error:  # noqa: BLE001 - validators are the application's code
@@ -110,7 +110,7 @@ class ArgumentCodec:
 
     def _checked(self, given: dict[str, object]) -> dict[str, object]:
         try:
-            return self._validate(given)  # type: ignore[no-any-return]
+            return self._validate(given)  # type: ignore[no-any-return]  # the same
         except ValidationError as error:
             problem = _first(error)
         except RecursionError:
@@ -180,8 +180,8 @@ def _arguments_type(parameters: Sequence[Parameter]) -> Any:
         p.name: Required[p.annotation] if p.required else NotRequired[p.annotation]
         for p in parameters
     }
-    arguments = TypedDict("Arguments", fields)  # type: ignore[misc]
-    arguments.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]
+    arguments = TypedDict("Arguments", fields)  # type: ignore[misc]  # made from a signature
+    arguments.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]  # pydantic's
     return arguments
 
 

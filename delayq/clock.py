@@ -91,17 +91,6 @@ class DatabaseClock:
             raise DatabaseUnavailable(_UNTOLD)
         return monotonic_us + bound[0] + (bound[1] - monotonic_us) // _AGING_US
 
-    def to_monotonic_us(self, instant_us: int) -> int:
-        """The first reading of the monotonic clock at which `now_us()` has reached `instant_us`.
-
-        A later sample may bring it nearer, so whoever waits for it looks again.
-        """
-        offset_us, at_us = self._known()
-        ahead_us = instant_us - offset_us - at_us
-        if ahead_us <= 0:
-            return at_us + ahead_us
-        return at_us + ahead_us - (-ahead_us // (_AGING_US - 1))
-
     def observe(self, database_us: int, sent_us: int, received_us: int) -> None:
         """Take a sample: the database read `database_us` between two monotonic instants.
 

@@ -38,11 +38,6 @@ class ControlConnection:
         self._conn: Connection | None = None
         self._turn = asyncio.Lock()
 
-    @property
-    def connected(self) -> bool:
-        """False until the first statement, and after a failure until the next one."""
-        return self._conn is not None and not self._conn.is_closed()
-
     async def fetch(self, sql: str, *args: object) -> list[asyncpg.Record]:
         """The rows that the statement returns.
 

@@ -114,4 +114,4 @@ class Effects:
 
 async def _roll_back(transaction: object) -> None:
     with suppress(*DRIVER_ERRORS):  # the connection is gone, and the transaction with it
-        await transaction.rollback()  # type: ignore[attr-defined]
+        await transaction.rollback()  # type: ignore[attr-defined]  # started two lines up

@@ -159,8 +159,8 @@ class Executor:
             return self._call(lease)
         arguments = handler.decode(payload)
         if handler.wants_context:
-            return handler.function(Context(lease), **arguments)  # type: ignore[return-value]
-        return handler.function(**arguments)  # type: ignore[return-value]
+            return handler.function(Context(lease), **arguments)  # type: ignore[return-value]  # it is async
+        return handler.function(**arguments)  # type: ignore[return-value]  # the same
 
     async def _call(self, lease: Lease) -> object:
         if lease.payload is None:

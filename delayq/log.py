@@ -60,7 +60,7 @@ def configure(level: str, format: str, stream: TextIO | None = None) -> None:
 def hears_debug() -> bool:
     """True if some sink wants DEBUG: asked once a batch, where each event would cost a task 5 %."""
     # loguru has no public question for it; a record below this level is dropped first thing
-    return bool(logger._core.min_level <= logger.level("DEBUG").no)  # type: ignore[attr-defined]  # noqa: SLF001
+    return bool(logger._core.min_level <= logger.level("DEBUG").no)  # type: ignore[attr-defined]  # noqa: SLF001 - loguru has no public way to ask
 
 
 # --- as JSON ----------------------------------------------------------------------------------

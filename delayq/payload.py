@@ -165,7 +165,7 @@ def _equal(given: object, back: object) -> bool:
         if given == back:
             return True
         # Same instant, different zone object: in a repeated hour Python says "not equal".
-        return given.isoformat() == back.isoformat()  # type: ignore[attr-defined, no-any-return]
+        return given.isoformat() == back.isoformat()  # type: ignore[attr-defined, no-any-return]  # both have one
     except Exception:  # noqa: BLE001 - __eq__ is the application's code and may raise anything
         return False
 

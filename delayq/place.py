@@ -36,7 +36,7 @@ async def open_database(settings: Settings) -> AsyncIterator[Database]:
     if settings.embedded is False:
         raise InvalidSettings("DELAYQ_DSN: is not set; name the database there")
     # Imported here, since whoever names a database has no use for a server of ours.
-    from delayq.embedded import embedded_server  # noqa: PLC0415
+    from delayq.embedded import embedded_server  # noqa: PLC0415 - see above
 
     server = embedded_server(
         settings.embedded_dir, pg_bin=settings.pg_bin, allow_system=settings.embedded is True

@@ -1,4 +1,5 @@
-"""The node's half of the rooms that speak SQL: one method a statement, nothing decided.
+"""The node's half of the rooms that speak SQL: one method a statement, nothing decided but how to
+ask where somebody holds locks.
 
 Every actor gets a connection of its own, so a slow statement of one delays none of the others:
 lease, settle, sweep (window, overdue), look (small reads, lone retries), upkeep (adoption,

@@ -30,6 +30,7 @@ from delayq.embedded import PrivateServer, find_binaries
 from delayq.migrate import migrate
 from delayq.settings import PREFIX, Settings, load_settings
 from tests.helpers import Server, connected, create_database, drop_database
+from tests.wall_clock import WallClock
 
 if TYPE_CHECKING:
     from loguru import Message
@@ -289,3 +290,9 @@ def logged() -> Iterator[list[Logged]]:
     sink = logger.add(take, level=0, diagnose=True, backtrace=True)
     yield events
     logger.remove(sink)
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> WallClock:
+    """The wall clock of this process, to be set."""
+    return WallClock(monkeypatch)

@@ -80,7 +80,7 @@ INSTANTS = st.one_of(
     st.datetimes(timezones=st.timezones()),
     st.datetimes(timezones=st.sampled_from([UTC, ZoneInfo("America/New_York"),
                                             timezone(timedelta(hours=23, minutes=59))])),
-    st.sampled_from([datetime.max, datetime.min, datetime.max.replace(tzinfo=UTC)]),  # noqa: DTZ901
+    st.sampled_from([datetime.max, datetime.min, datetime.max.replace(tzinfo=UTC)]),  # noqa: DTZ901 - nonsense on purpose
     st.dates(),
     st.times(),
 )  # fmt: skip

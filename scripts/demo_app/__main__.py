@@ -32,7 +32,7 @@ def main() -> int:
         folder = Path(name)
         with database(folder, screen):
             # Not before: the application reads DELAYQ_DSN as it is imported.
-            from .scenario import play  # noqa: PLC0415
+            from .scenario import play  # noqa: PLC0415 - it needs a DSN first
 
             faults = asyncio.run(play(folder, screen))
     for fault in faults:

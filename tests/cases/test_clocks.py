@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from delayq.database import Connection
     from delayq.settings import Settings
     from tests.conftest import Logged
+    from tests.wall_clock import WallClock
 
 HOUR_S = 3_600.0
 CENTURIES_S = 174 * 365.25 * 86_400
@@ -35,30 +35,6 @@ LONGEST_GAP = """
         select extract(epoch from at - lag(at) over (partition by node order by at)) as gap
           from beats) as gaps
 """
-
-
-class WallClock:
-    """What this process takes for the wall clock of its machine."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ahead_s = 0.0
-        wall, real_ns = self, time.time_ns
-
-        class Datetime(datetime):
-            @classmethod
-            def now(cls, tz: tzinfo | None = None) -> Datetime:
-                there = datetime.now(tz) + timedelta(seconds=wall.ahead_s)
-                return cls.fromtimestamp(there.timestamp(), tz)
-
-        for module in ("schedulers.base", "executors.base", "triggers.interval"):
-            monkeypatch.setattr(f"apscheduler.{module}.datetime", Datetime)
-        monkeypatch.setattr("delayq.maintenance.datetime", Datetime)
-        monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(wall.ahead_s * 1e9))
-
-
-@pytest.fixture
-def wall(monkeypatch: pytest.MonkeyPatch) -> WallClock:
-    return WallClock(monkeypatch)
 
 
 @pytest.fixture

@@ -307,7 +307,7 @@ async def test_neither_cancelled_timers_nor_what_their_callers_held_stay_in_memo
         task = await tick.after(8)
         assert await dq.reschedule(task.id, delay=9)
         assert await dq.cancel(task.id)
-        return weakref.ref(heavy) if heavy is not None else weakref.ref(tick)  # type: ignore[arg-type]
+        return weakref.ref(heavy) if heavy is not None else weakref.ref(tick)  # type: ignore[arg-type]  # any object
 
     async with dq.node():
         await ended(conn, (await tick.after(0)).id)

@@ -44,7 +44,7 @@ class History:
         base = Call(f"c{len(self.calls)}", verb, "work", at_us)
         if answer is not None:
             base = replace(base, answered_us=at_us + S // 10, sure_us=at_us + S // 10)
-        call = replace(base, answer=answer, **fields)  # type: ignore[arg-type]
+        call = replace(base, answer=answer, **fields)  # type: ignore[arg-type]  # fields by name
         self.calls.append(call)
         return call
 
@@ -61,7 +61,7 @@ class History:
         """A handler started, under a lease."""
         start = Start(task, 100 + task, NODE, 1, "work", f"r{task}", T0 + round(due_s * S),
                       T0 + round(at_s * S))  # fmt: skip
-        start = replace(start, **fields)  # type: ignore[arg-type]
+        start = replace(start, **fields)  # type: ignore[arg-type]  # fields by name
         self.starts.append(start)
         self.leased(task, start.token, start.node)
         return start
@@ -74,7 +74,7 @@ class History:
         """The task's row."""
         given: dict[str, object] = {"token": 100 + task, "node": NODE, "attempt": 1}
         row = Row(task, "work", state, f"r{task}", finished_reading_us=T0 + round(at_s * S))
-        self.rows.append(replace(row, **given | fields))  # type: ignore[arg-type]
+        self.rows.append(replace(row, **given | fields))  # type: ignore[arg-type]  # fields by name
 
     def ran(self, task: int, kind: str = "work", key: str | None = None) -> None:
         """A task that was made at 0, due at 1, and did well at 1.01."""
@@ -86,7 +86,7 @@ class History:
     def charged(self, task: int, **fields: object) -> None:
         """The same, with an effect."""
         self.ran(task, kind="charge")
-        self.effects.append(Effect(task, 100 + task, f"r{task}", **fields))  # type: ignore[arg-type]
+        self.effects.append(Effect(task, 100 + task, f"r{task}", **fields))  # type: ignore[arg-type]  # fields by name
 
     def cancelled(self, task: int, at_s: float = 0.5) -> None:
         """A task that was made at 0 and cancelled by its id."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from delayq import batches, passes, task_store
+from delayq import batches, passes
 from delayq.batches import BATCH_BYTES
 from delayq.bulk import MAX_GLANCES
 from delayq.client import Client
@@ -71,26 +71,6 @@ async def hasty(database: Database, settings: Settings) -> AsyncIterator[Client]
     pool = await type(database)(database.dsn, quick).create_pool(1, 6, "hasty", shared=False)
     async with pool, Client(None, quick, pool=pool) as client:
         yield client
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """The names of the statements that clients send."""
-    names: Sent = []
-
-    def note(name: str) -> str:
-        names.append(name)
-        return statement(name)
-
-    monkeypatch.setattr(task_store, "statement", note)
-    return names
-
-
-@pytest.fixture
-async def stranger(dsn: str) -> AsyncIterator[Connection]:
-    """Somebody with an open transaction."""
-    async with connected(dsn) as conn:
-        yield conn
 
 
 def request(n: int = 0, kind: str = "k", **options: Any) -> TaskRequest:
@@ -492,7 +472,7 @@ async def test_on_a_connection_of_the_callers_it_is_all_or_nothing_and_that_stay
         with pytest.raises(DatabaseError, match="_sane"):
             await client.schedule_many(plain, conn=conn)
         with pytest.raises(InvalidArgument):
-            await client.schedule_many([*requests(3), None], conn=conn)  # type: ignore[list-item]
+            await client.schedule_many([*requests(3), None], conn=conn)  # type: ignore[list-item]  # nonsense on purpose
         assert await client.cancel(before.id, conn=conn) is Cancel.CANCELLED
     assert await live_ids(conn) == {taken.id}
     with pytest.raises(KeyTaken):  # without a transaction around it there is one all the same

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from delayq import task_store
 from delayq.client import Client
 from delayq.database import Database, parse_dsn
 from delayq.errors import (
@@ -37,7 +36,6 @@ from delayq.model import (
 )
 from delayq.request import build_request
 from delayq.settings import Settings, load_settings
-from delayq.statements import statement
 from delayq.task_store import TaskStore
 from tests.helpers import connected, wait_until_blocked
 from tests.leases import NODE, lease, ran, register, settle
@@ -55,26 +53,6 @@ Sent = list[str]
 async def client(database: Database, settings: Settings) -> AsyncIterator[Client]:
     async with Client(database, settings) as client:
         yield client
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """The names of the statements that clients send."""
-    names: Sent = []
-
-    def note(name: str) -> str:
-        names.append(name)
-        return statement(name)
-
-    monkeypatch.setattr(task_store, "statement", note)
-    return names
-
-
-@pytest.fixture
-async def stranger(dsn: str) -> AsyncIterator[Connection]:
-    """Somebody with an open transaction."""
-    async with connected(dsn) as conn:
-        yield conn
 
 
 def request(kind: str = "k", n: int = 0, **options: Any) -> TaskRequest:

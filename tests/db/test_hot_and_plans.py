@@ -135,8 +135,8 @@ class Statements:
         """Note what is sent from now on, instead of sending it."""
         for control in self.store._connections():
             note = functools.partial(self._note, await control.open())
-            control.fetch = note  # type: ignore[method-assign]
-            control.execute = note  # type: ignore[method-assign,assignment]
+            control.fetch = note  # type: ignore[method-assign]  # noted instead of sent
+            control.execute = note  # type: ignore[method-assign,assignment]  # the same
 
     async def _note(self, conn: Connection, sql: str, *arguments: object) -> list[Any]:
         self._asked.append(Asked(conn, sql, arguments))

@@ -34,7 +34,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     async def counted_ping(self: Listener, link: object) -> bool:
         sent.append("ping")
-        return await ping(self, link)  # type: ignore[arg-type]
+        return await ping(self, link)  # type: ignore[arg-type]  # of the listener's own
 
     monkeypatch.setattr(ControlConnection, "fetch", counted_fetch)
     monkeypatch.setattr(Listener, "_ping", counted_ping)

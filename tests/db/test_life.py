@@ -161,7 +161,7 @@ async def test_if_listen_becomes_active_late_everything_is_read_again(
             scans.append(from_us)
             await scan(from_us)
 
-        life(node)._manager.rescan_from = noted  # type: ignore[method-assign]
+        life(node)._manager.rescan_from = noted  # type: ignore[method-assign]  # to note the call
         assert not scans
         listen.set()
         await wait_for(lambda: scans, "a scan from the beginning")
@@ -300,7 +300,7 @@ async def test_a_node_that_is_cancelled_again_and_again_stops_beating_all_the_sa
     assert node._task is not None
     for name in ("maintenance", "pool"):
         node._task.cancel()
-        await wait_for(lambda name=name: name in at, f"it hangs in the {name}")  # type: ignore[misc]
+        await wait_for(lambda name=name: name in at, f"it hangs in the {name}")  # type: ignore[misc]  # a default is no argument
     node._task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await node._task

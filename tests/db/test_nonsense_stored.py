@@ -85,7 +85,7 @@ async def test_what_is_taken_is_stored_as_it_was_meant_and_what_is_not_leaves_no
         call = call_of(fuzz)
         before = await rows(conn)
         try:
-            error = await refused(lambda call=call: client.send(**call))  # type: ignore[misc]
+            error = await refused(lambda call=call: client.send(**call))  # type: ignore[misc]  # a default is no argument
             if error is None:
                 stored += 1
                 await conn.execute("delete from delayq.idempotency")
@@ -179,7 +179,7 @@ async def test_a_verb_given_nonsense_answers_or_names_the_field(
         if value is None and not verb.startswith(("reschedule", "revive spread")):
             continue  # means that it was not given
         try:
-            await refused(lambda value=value: VERBS[verb](client, value))  # type: ignore[misc]
+            await refused(lambda value=value: VERBS[verb](client, value))  # type: ignore[misc]  # a default is no argument
         except Exception as failure:
             failure.add_note(f"seed {fuzz.seed}, a {type(value).__name__}")
             raise
@@ -195,7 +195,7 @@ async def test_a_refused_move_leaves_the_task_where_it_is(
     fuzz = Fuzz()
     moved = "delay" if verb.endswith("after") else "at"
     for _ in range(300):
-        call = partial(client.reschedule, task.id, **{moved: fuzz.anything()})  # type: ignore[arg-type]
+        call = partial(client.reschedule, task.id, **{moved: fuzz.anything()})  # type: ignore[arg-type]  # nonsense on purpose
         if await refused(call) is None:
             await conn.execute("update delayq.tasks set execute_at = $1::text::timestamptz", at)
         left = await conn.fetchval(

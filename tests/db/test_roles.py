@@ -235,7 +235,7 @@ async def running_node(dsn: str) -> AsyncIterator[tuple[Node, asyncio.Event]]:
 
 async def eventually(conn: Connection, sql: str, task: int) -> object:
     async with asyncio.timeout(10):
-        while (found := await conn.fetchval(sql, task)) is None:  # noqa: ASYNC110
+        while (found := await conn.fetchval(sql, task)) is None:  # noqa: ASYNC110 - another process's doing
             await asyncio.sleep(0.01)
     return found
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.conftest import SHORT
-from tests.helpers import connected, wait_for
+from tests.helpers import wait_for
 from tests.nodes import Application, all_ended, ended, life, row_of, schedule
 from tests.process.crew import spread
 
@@ -36,13 +36,6 @@ FAR_US = 12_000_000
 @pytest.fixture
 def app(settings: Settings) -> Application:
     return Application(settings)
-
-
-@pytest.fixture
-async def stranger(dsn: str) -> AsyncIterator[Connection]:
-    """Somebody else's connection to the same database."""
-    async with connected(dsn) as conn:
-        yield conn
 
 
 async def say(stranger: Connection, *messages: str) -> None:

@@ -104,7 +104,7 @@ async def test_a_task_is_filed_under_the_utc_day_it_finished_whatever_the_zone_o
     name = await conn.fetchval("select current_database()")
     await conn.execute(f"alter database \"{name}\" set timezone = 'Pacific/Kiritimati'")
     await advance_clock(conn, 40 * DAY_S)
-    async with connected(commons.settings.dsn.get_secret_value()) as kiritimati:  # type: ignore[union-attr]
+    async with connected(commons.settings.dsn.get_secret_value()) as kiritimati:  # type: ignore[union-attr]  # tests have a DSN
         assert await kiritimati.fetchval("show timezone") == "Pacific/Kiritimati"
         await kiritimati.fetch("select * from delayq.make_partitions(2)")
     assert Counter(await commons.store.make_partitions(2)) == {"there": 3}
@@ -129,7 +129,7 @@ async def settle_through(
     conn: Connection, commons: Commons, making: asyncio.Future[list[str]]
 ) -> None:
     """Settle while partitions are made on another connection; none of it waits for long."""
-    async with connected(commons.settings.dsn.get_secret_value()) as other:  # type: ignore[union-attr]
+    async with connected(commons.settings.dsn.get_secret_value()) as other:  # type: ignore[union-attr]  # tests have a DSN
         await other.execute("set lock_timeout = '1s'")
         while True:
             (task_id,) = await add_tasks(conn, [next(_next_id)], after_s=-1)

@@ -181,8 +181,8 @@ ROUND_TRIPS: list[tuple[Any, object]] = [
     (timedelta, timedelta.max),
     (timedelta, timedelta(microseconds=-1)),
     (Optional[int], None),  # noqa: UP045 - users write it
-    (Union[int, str], "42"),  # noqa: UP007
-    (Union[int, str], 42),  # noqa: UP007
+    (Union[int, str], "42"),  # noqa: UP007 - the old spelling is the case
+    (Union[int, str], 42),  # noqa: UP007 - the old spelling is the case
     (tuple[int, str], (1, "a")),
     (tuple[int, ...], (1, 2)),
     (set[int], {1, 2}),

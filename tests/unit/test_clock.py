@@ -145,27 +145,9 @@ def test_time_spent_in_suspend_comes_back_as_a_step_forward() -> None:
 
 def test_asking_before_the_first_sample_is_an_error_that_says_so() -> None:
     seen = DatabaseClock(HandClock())
-    for ask in (seen.now_us, lambda: seen.to_monotonic_us(0), lambda: seen.offset_us):
+    for ask in (seen.now_us, lambda: seen.offset_us):
         with pytest.raises(DatabaseUnavailable):
             ask()
-
-
-@given(st.integers(-(10**12), 10**13), st.integers(0, 10**10))
-def test_the_monotonic_instant_is_the_first_at_which_the_clock_gets_there(
-    ahead_us: int, start_us: int
-) -> None:
-    clock = HandClock(start_us)
-    seen = DatabaseClock(clock)
-    seen.observe(EPOCH, start_us, start_us)
-    instant_us = EPOCH + ahead_us
-    monotonic_us = seen.to_monotonic_us(instant_us)
-    if ahead_us <= 0:
-        assert monotonic_us == start_us + ahead_us
-        return
-    clock.us = monotonic_us
-    assert seen.now_us() >= instant_us
-    clock.us = monotonic_us - 1
-    assert seen.now_us() < instant_us
 
 
 def test_the_round_trip_is_the_median_of_the_last_fifteen() -> None:

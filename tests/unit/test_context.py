@@ -164,7 +164,7 @@ async def test_a_cancel_request_is_seen_while_the_handler_runs(attempt: FakeAtte
 
 async def test_a_context_holds_nothing_but_its_slots(attempt: FakeAttempt) -> None:
     with pytest.raises(AttributeError):
-        Context(attempt).anything = 1  # type: ignore[attr-defined]
+        Context(attempt).anything = 1  # type: ignore[attr-defined]  # refused on purpose
 
 
 async def test_the_logger_carries_the_task(attempt: FakeAttempt) -> None:

@@ -51,7 +51,7 @@ Spoil = Callable[[Evidence], Evidence]
 
 def order_becomes(number: int, **changes: object) -> Spoil:
     def spoil(it: Evidence) -> Evidence:
-        orders = [replace(o, **changes) if o.id == number else o for o in it.orders]  # type: ignore[arg-type]
+        orders = [replace(o, **changes) if o.id == number else o for o in it.orders]  # type: ignore[arg-type]  # fields by name
         return replace(it, orders=orders)
 
     return spoil
@@ -60,7 +60,7 @@ def order_becomes(number: int, **changes: object) -> Spoil:
 def history_becomes(number: int, **changes: object) -> Spoil:
     def spoil(it: Evidence) -> Evidence:
         history = [
-            replace(e, **changes) if e.task == 100 + number else e  # type: ignore[arg-type]
+            replace(e, **changes) if e.task == 100 + number else e  # type: ignore[arg-type]  # fields by name
             for e in it.history
         ]
         return replace(it, history=history)

@@ -196,10 +196,10 @@ def late_context(number: int, ctx: Context) -> None: ...
 def keyword_context(*, ctx: Context) -> None: ...
 
 
-def method(self, number: int) -> None: ...  # type: ignore[no-untyped-def]
+def method(self, number: int) -> None: ...  # type: ignore[no-untyped-def]  # refused on purpose
 
 
-def unresolvable(number: Missing) -> None: ...  # type: ignore[name-defined] # noqa: F821
+def unresolvable(number: Missing) -> None: ...  # type: ignore[name-defined] # noqa: F821 - refused on purpose
 
 
 def unstorable(number: int, conn: Recorder) -> None: ...
@@ -266,12 +266,12 @@ def generatorless() -> None: ...
 
 def test_an_unknown_option_is_a_type_error(task: TaskDecorator) -> None:
     with pytest.raises(TypeError, match="max_atempts"):
-        task(max_atempts=3)(generatorless)  # type: ignore[call-overload]
+        task(max_atempts=3)(generatorless)  # type: ignore[call-overload]  # refused on purpose
 
 
 def test_a_context_without_an_annotation_is_known_by_its_name(task: TaskDecorator) -> None:
     @task
-    def untyped(ctx, order_id):  # type: ignore[no-untyped-def]
+    def untyped(ctx, order_id):  # type: ignore[no-untyped-def]  # refused on purpose
         return order_id
 
     assert untyped.wants_context
@@ -280,7 +280,7 @@ def test_a_context_without_an_annotation_is_known_by_its_name(task: TaskDecorato
 
 def test_annotations_of_no_concern_need_not_resolve(task: TaskDecorator) -> None:
     @task
-    def handler(order_id: int) -> asyncpg.Record: ...  # type: ignore[empty-body]
+    def handler(order_id: int) -> asyncpg.Record: ...  # type: ignore[empty-body]  # never called
 
     assert handler.decode('{"order_id": 1}') == {"order_id": 1}
 

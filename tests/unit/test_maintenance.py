@@ -6,10 +6,8 @@ APScheduler reads the wall clock; here the test owns it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,34 +19,9 @@ from tests.helpers import wait_for
 
 if TYPE_CHECKING:
     from tests.conftest import Logged
+    from tests.wall_clock import WallClock
 
 HOUR = 3600
-
-
-class WallClock:
-    """The machine's wall clock, wherever this process reads it for its jobs."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ahead_s = 0.0
-        wall, real_ns = self, time.time_ns
-
-        class Datetime(datetime):
-            @classmethod
-            def now(cls, tz: tzinfo | None = None) -> Datetime:
-                there = datetime.now(tz) + timedelta(seconds=wall.ahead_s)
-                return cls.fromtimestamp(there.timestamp(), tz)
-
-        for module in ("schedulers.base", "executors.base", "triggers.interval"):
-            monkeypatch.setattr(f"apscheduler.{module}.datetime", Datetime)
-        monkeypatch.setattr("delayq.maintenance.datetime", Datetime)
-        monkeypatch.setattr(
-            "delayq.maintenance.time.time_ns", lambda: real_ns() + int(wall.ahead_s * 1e9)
-        )
-
-
-@pytest.fixture
-def wall(monkeypatch: pytest.MonkeyPatch) -> WallClock:
-    return WallClock(monkeypatch)
 
 
 class Job:

@@ -129,7 +129,7 @@ def at(value: Any) -> None:
 
 def target(value: Any) -> None:
     for named in ((value, None, None), (None, "kind", value), (None, value, "key")):
-        error = refused(lambda named=named: check_target(*named))  # type: ignore[misc]
+        error = refused(lambda named=named: check_target(*named))  # type: ignore[misc]  # a default is no argument
         assert error is None or error.field in ("id", "kind", "key")
 
 

@@ -127,7 +127,7 @@ async def test_the_other_examples_run_one_after_another(
         names: dict[str, object] = {"pool": pool}
         exec(_without_its_end(FIRST), names)  # noqa: S102 -- our own text
         for text in LATER:
-            running = eval(compile(text, "README.md", "exec", TOP_LEVEL_AWAIT), names)  # noqa: S307
+            running = eval(compile(text, "README.md", "exec", TOP_LEVEL_AWAIT), names)  # noqa: S307 - our own text
             if inspect.isawaitable(running):
                 await running
         assert await conn.fetchval("select state from orders") == "paid"

@@ -105,9 +105,9 @@ HUGE = 10**400
         ("delay", Decimal(5), "timedelta, or seconds"),
         ("delay", 5j, "timedelta, or seconds"),
         ("delay", datetime.now(UTC), "timedelta, or seconds"),
-        ("at", datetime(2026, 1, 1), "aware"),  # noqa: DTZ001
-        ("at", datetime.max, "aware"),  # noqa: DTZ901
-        ("at", datetime.min, "aware"),  # noqa: DTZ901
+        ("at", datetime(2026, 1, 1), "aware"),  # noqa: DTZ001 - naive on purpose
+        ("at", datetime.max, "aware"),  # noqa: DTZ901 - naive on purpose
+        ("at", datetime.min, "aware"),  # noqa: DTZ901 - naive on purpose
         ("at", datetime.max.replace(tzinfo=UTC), "2000 to 8999"),
         ("at", datetime.min.replace(tzinfo=UTC), "2000 to 8999"),
         ("at", datetime.max.replace(tzinfo=BERLIN), "2000 to 8999"),
@@ -215,12 +215,12 @@ def test_delays_are_exact_microseconds(delay: Any, microseconds: int) -> None:
 @pytest.mark.parametrize(
     ("local", "utc"),
     [
-        (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=0), datetime(2026, 10, 25, 0, 30)),  # noqa: DTZ001
-        (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1), datetime(2026, 10, 25, 1, 30)),  # noqa: DTZ001
-        (datetime(2026, 7, 1, 12, tzinfo=BERLIN), datetime(2026, 7, 1, 10)),  # noqa: DTZ001
-        (datetime(2000, 1, 1, 1, tzinfo=BERLIN), datetime(2000, 1, 1)),  # noqa: DTZ001
-        (datetime(1999, 12, 31, 19, tzinfo=WEST), datetime(2000, 1, 1)),  # noqa: DTZ001
-        (datetime(9000, 1, 1, 0, 30, tzinfo=BERLIN), datetime(8999, 12, 31, 23, 30)),  # noqa: DTZ001
+        (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=0), datetime(2026, 10, 25, 0, 30)),  # noqa: DTZ001 - naive on purpose
+        (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1), datetime(2026, 10, 25, 1, 30)),  # noqa: DTZ001 - naive on purpose
+        (datetime(2026, 7, 1, 12, tzinfo=BERLIN), datetime(2026, 7, 1, 10)),  # noqa: DTZ001 - naive on purpose
+        (datetime(2000, 1, 1, 1, tzinfo=BERLIN), datetime(2000, 1, 1)),  # noqa: DTZ001 - naive on purpose
+        (datetime(1999, 12, 31, 19, tzinfo=WEST), datetime(2000, 1, 1)),  # noqa: DTZ001 - naive on purpose
+        (datetime(9000, 1, 1, 0, 30, tzinfo=BERLIN), datetime(8999, 12, 31, 23, 30)),  # noqa: DTZ001 - naive on purpose
     ],
 )
 def test_local_instants_convert_exactly_also_in_the_hour_that_repeats(
@@ -231,8 +231,8 @@ def test_local_instants_convert_exactly_also_in_the_hour_that_repeats(
 
 @given(
     st.datetimes(
-        datetime(2000, 1, 2),  # noqa: DTZ001
-        datetime(8999, 12, 30),  # noqa: DTZ001
+        datetime(2000, 1, 2),  # noqa: DTZ001 - naive on purpose
+        datetime(8999, 12, 30),  # noqa: DTZ001 - naive on purpose
         timezones=st.timezones(),
     )
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ..cluster import warm
+from ..numbers import mean_of
 from ..processes import BenchError
+from ..scenario import Figure, Sample, Scenario
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -35,7 +38,29 @@ async def raw_inserts(ground: Ground, sizes: Sizes) -> dict[str, float]:
     return found | {"bulk": bulk["per_s"]}
 
 
-async def raw_changes(ground: Ground, sizes: Sizes, verb: str) -> dict[str, float]:
+def scenario_of_changes(verb: str, refused: str, what: str, raw: str) -> Scenario:
+    """The scenario of a verb that changes pending tasks; `refused` names what it did not do."""
+
+    async def run(ground: Ground, sizes: Sizes) -> Sample:
+        """One run, the raw figures before and after it."""
+        before = await _raw_changes(ground, sizes, verb)
+        async with warm(ground) as cluster:
+            ours, not_done = await _changes(cluster, sizes, verb)
+            ran = sum(number >= 0 for number, _ in await cluster.stop())
+        after = await _raw_changes(ground, sizes, verb)
+        return Sample(ours, mean_of(before, after), {refused: not_done, "ran": ran})
+
+    def figures(sizes: Sizes) -> tuple[Figure, ...]:
+        return (
+            Figure("single", f"{verb}, one after another", "/s"),
+            Figure("many", f"{verb}, {sizes.callers} callers", "/s"),
+            Figure("bulk", f"{verb}, {sizes.bulk_tasks:,} in one call", "/s"),
+        )
+
+    return Scenario(verb, what, raw, figures, run)
+
+
+async def _raw_changes(ground: Ground, sizes: Sizes, verb: str) -> dict[str, float]:
     """Changes a second without delayq."""
     async with ground.raw() as (process, dsn):
         found = {}
@@ -48,7 +73,7 @@ async def raw_changes(ground: Ground, sizes: Sizes, verb: str) -> dict[str, floa
     return found | {"bulk": bulk["per_s"]}
 
 
-async def changes(cluster: Cluster, sizes: Sizes, verb: str) -> tuple[dict[str, float], int]:
+async def _changes(cluster: Cluster, sizes: Sizes, verb: str) -> tuple[dict[str, float], int]:
     """Changes a second of tasks that are pending, in each way; how many were refused."""
     rates, refused = {}, 0
     for key, callers in ways(sizes):

@@ -49,7 +49,7 @@ def _falsify(path: Path) -> None:
 
     time.time_ns = time_ns
     time.time = lambda: time_ns() / 1e9
-    dt.datetime = Datetime  # type: ignore[misc]
+    dt.datetime = Datetime  # type: ignore[misc]  # the point of it
 
 
 if "CHAOS_CLOCK" in os.environ:

@@ -38,7 +38,7 @@ async def install(dsn: str) -> None:
 def serve(dsn: str) -> None:
     """Become `delayq run`."""
     os.environ["DELAYQ_DSN"] = dsn
-    os.execv(sys.executable, [sys.executable, "-m", "delayq", "run", APPLICATION])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "delayq", "run", APPLICATION])  # noqa: S606 - our own words
 
 
 class Client:
