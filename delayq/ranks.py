@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 BUCKETS: Final = 256
-"""How many buckets the tasks are spread over; the generated column in the schema agrees."""
+"""How many buckets the tasks are spread over; `delayq.bucket` in the schema agrees."""
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -62,7 +62,7 @@ class Roles:
 
 
 def bucket_of(task_id: int) -> int:
-    """The bucket of a task; the generated column `tasks.bucket` computes the same."""
+    """The bucket of a task; `delayq.bucket(id)` computes the same."""
     return (task_id ^ (task_id >> 8)) & (BUCKETS - 1)
 
 

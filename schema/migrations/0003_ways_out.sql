@@ -23,7 +23,8 @@ $$;
 --   delays_us    for those that go back: fire again so long from now (null or 0: retry and snooze
 --                now, the others keep their instant)
 --   errors       one JSON object as text, appended to the last `p_errors_kept` (null: nothing)
--- No outcomes at all: all succeeded. That is the hot path and takes the short statement.
+-- No outcomes at all: all succeeded. So an effect settles, and it takes the short statement. (A node's
+-- batches of successes have one of their own, statements/settle_succeeded.sql, which locks nothing first.)
 -- Answers one row for each task that it settled: the verdict and, if it is pending again, when it
 -- fires next. No row: the lease is not ours any more, it was settled already, or (unless p_wait)
 -- a stranger holds a lock on the row. Join by id only: a join on the tokens too is planned as
