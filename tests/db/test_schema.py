@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import asyncpg
 import pytest
 
 from delayq.errors import InvalidSettings
+from delayq.ranks import BUCKETS, bucket_of
 from tests.helpers import connected, wait_for
 from tests.nodes import Application, ended
 from tests.rooms import ME, PEER, add_node, add_tasks, lease, make_commons, run_by
@@ -250,3 +252,13 @@ async def test_errors_are_kept_a_few_at_the_most_and_the_last_ones(
     errors: list[Any] = json.loads(await conn.fetchval("select errors::text from delayq.tasks"))
     assert [error["n"] for error in errors] == [3, 4, 5, 6, 7]
     await commons.store.aclose()
+
+
+async def test_a_node_and_the_database_put_a_task_into_the_same_bucket(conn: Connection) -> None:
+    """A node that reckons otherwise would stand by for what it owns, or leave it to nobody."""
+    ids = [1, 255, 256, 257, 2**31, 2**53 + 1, 2**63 - 1]
+    ids += [random.getrandbits(62) + 1 for _ in range(2_000)]
+    found = await conn.fetch("select delayq.bucket(id) from unnest($1::bigint[]) as id", ids)
+    buckets = [row[0] for row in found]
+    assert buckets == [bucket_of(task_id) for task_id in ids]
+    assert set(buckets) == set(range(BUCKETS))
