@@ -278,6 +278,18 @@ async def test_a_rival_that_no_python_here_suits_says_which_it_needs(tmp_path: P
         await made(system, tmp_path, tmp_path / "no-such-python")
 
 
+async def test_pythons_that_only_another_user_may_see_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, _pattern: str) -> list[Path]:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "glob", refused)
+    system = replace(SYSTEMS["oban"], python=(3, 99))
+    with pytest.raises(BenchError, match=r"needs Python 3\.99"):
+        await made(system, tmp_path, tmp_path / "no-such-python")
+
+
 async def test_an_environment_is_made_once_from_the_pins_and_kept(fake: Path) -> None:
     for _ in range(2):
         python = await made(SYSTEMS["pgqueuer"], fake.parent / "envs", fake)

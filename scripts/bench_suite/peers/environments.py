@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -89,7 +90,10 @@ def _candidates(given: Path | None) -> Iterator[Path]:
         if found := shutil.which(name):
             yield Path(found)
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    yield from sorted(root.glob("versions/3.*/bin/python"))
+    installed: list[Path] = []
+    with suppress(OSError):  # another user's, whom the variable was inherited from
+        installed = sorted(root.glob("versions/3.*/bin/python"))
+    yield from installed
 
 
 async def _suits(candidate: Path, oldest: tuple[int, int]) -> bool:
