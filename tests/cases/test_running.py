@@ -23,7 +23,7 @@ from delayq.control import ControlConnection
 from delayq.database import Database, parse_dsn
 from delayq.model import TaskState
 from delayq.settings import Settings, load_settings
-from tests.helpers import wait_for
+from tests.helpers import connected, wait_for
 from tests.nodes import (
     Application,
     all_ended,
@@ -330,7 +330,7 @@ SECRET, KEY = "Payload-4410-secret", "Key-4411-secret"
 
 
 async def test_nothing_that_happens_to_a_task_tells_its_payload(
-    app: Application, conn: Connection, logged: list[Logged]
+    app: Application, conn: Connection, dsn: str, logged: list[Logged]
 ) -> None:
     """C107. Every end that there is, down to DEBUG; keys are not told either."""
     release = asyncio.Event()
@@ -342,7 +342,8 @@ async def test_nothing_that_happens_to_a_task_tells_its_payload(
         if what == "waits":
             await release.wait()
         if what == "loses":
-            await conn.execute("update delayq.tasks set lease_token = 5 where id = $1", ctx.id)
+            async with connected(dsn) as thief:
+                await thief.execute("update delayq.tasks set lease_token = 5 where id = $1", ctx.id)
         if what == "sql":
             async with ctx.effect() as effect:
                 await effect.execute("select $1::int", token)
