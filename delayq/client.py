@@ -77,10 +77,10 @@ class Client(Verbs):
 
     async def _connect(self, database: Database | None) -> Transport:
         if self._given_pool is not None:
-            return Transport(self._given_pool, self._settings, owns_pool=False)
+            return Transport(self._given_pool, self._settings)
         if database is None:
             raise InvalidArgument("dsn", "the client needs a database or a pool")
         pool = await database.create_pool(
             0, self._settings.client_connections, _APPLICATION, shared=False
         )
-        return Transport(pool, self._settings, owns_pool=True)
+        return Transport(pool, self._settings, owner=database)

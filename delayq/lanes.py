@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import asyncpg
 
+from delayq.at_hand import AtHand
 from delayq.errors import DatabaseError, DatabaseTimeout, DelayQError, TransactionConflict
-from delayq.failures import DRIVER_ERRORS, by_field, sqlstate_of, translate, translated
+from delayq.failures import DRIVER_ERRORS, by_field, sqlstate_of, translate
 
 if TYPE_CHECKING:
     from delayq.database import Pool, PooledConnection
@@ -35,11 +36,17 @@ _LOCKED: Final = "another transaction holds a lock on the task; nothing was done
 class Lanes:
     """Runs statements on a pool. A pool of fewer than five connections has no room to spare."""
 
-    def __init__(self, pool: Pool, *, acquire_limit_s: float, lock_limit_s: float) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        acquire_limit_s: float,
+        lock_limit_s: float,
+        may_keep: Callable[[], bool],
+    ) -> None:
         size = pool.get_max_size()
         patient = max(1, (size - _SHARED) // 2)
-        self._pool = pool
-        self._acquire_limit_s = acquire_limit_s
+        self._connections = AtHand(pool, limit_s=acquire_limit_s, most=_SHARED, may_keep=may_keep)
         self._lock_limit_ms = round(lock_limit_s * 1000)
         self._patient = asyncio.Semaphore(patient)
         self._brief = asyncio.Semaphore(max(1, size - _SHARED - patient))
@@ -71,22 +78,22 @@ class Lanes:
             return await self.shared(work, doubt)
 
     async def _once(self, work: Work[T], doubt: str) -> T:
-        conn = await self._acquire()
+        conn = await self._connections.take()
+        sound = False
         try:
-            return await work(conn)
+            answer = await work(conn)
+            sound = True
         except asyncpg.LockNotAvailableError:
             raise LockHeld(_LOCKED) from None
         except DRIVER_ERRORS as error:
             raise _told(error, doubt) from None
         finally:
-            # The answer is here: a connection that breaks now must not take it away again.
-            with suppress(*DRIVER_ERRORS):
-                await self._pool.release(conn)
+            await self._connections.give_back(conn, sound=sound)
+        return answer
 
-    async def _acquire(self) -> PooledConnection:
-        with translated():
-            async with asyncio.timeout(self._acquire_limit_s):
-                return await self._pool.acquire()
+    async def let_go(self) -> None:
+        """Give the pool the connections that were kept."""
+        await self._connections.let_go()
 
 
 class LockHeld(DatabaseTimeout):

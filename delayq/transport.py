@@ -18,7 +18,7 @@ from delayq.sharing import Sharing
 from delayq.task_store import TaskStore
 
 if TYPE_CHECKING:
-    from delayq.database import Pool
+    from delayq.database import Database, Pool
     from delayq.settings import Settings
     from delayq.task_store import AnyConnection
 
@@ -33,11 +33,16 @@ _CLOSE_S: Final = 10.0
 class Transport:
     """The statements, the lanes they run in, and who shares them. For one event loop."""
 
-    def __init__(self, pool: Pool, settings: Settings, *, owns_pool: bool) -> None:
+    def __init__(self, pool: Pool, settings: Settings, owner: Database | None = None) -> None:
+        """`owner`: whom the client had the pool made by; None: it was given."""
         self._pool = pool
-        self._owns_pool = owns_pool
+        self._owns_pool = owner is not None
         self._lanes = Lanes(
-            pool, acquire_limit_s=settings.connect_timeout_s, lock_limit_s=settings.lock_timeout_s
+            pool,
+            acquire_limit_s=settings.connect_timeout_s,
+            lock_limit_s=settings.lock_timeout_s,
+            # Behind a pooler the session's settings are SET at each taking.
+            may_keep=lambda: owner is not None and not owner.behind_pooler,
         )
         self.store = TaskStore(settings.statement_timeout_s + _GRACE_S)
         self.sharing = Sharing(self._lanes, self.store)
@@ -80,6 +85,7 @@ class Transport:
             return
         try:
             async with asyncio.timeout(_CLOSE_S):
+                await self._lanes.let_go()
                 await self._pool.close()
         except DRIVER_ERRORS:
             self._pool.terminate()

@@ -84,6 +84,30 @@ create function delayq.bucket(id bigint) returns smallint
     language sql immutable parallel safe
 as $$ select ((id # (id >> 8)) & 255)::smallint $$;
 
+-- What is to be in `next`. No part of the domain itself: whatever a domain has to judge is made ready
+-- for every INSERT, also of the rows without a successor (a tenth of the work of scheduling a task).
+create function delayq.is_order(p_next jsonb) returns boolean
+    language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return coalesce(
+        jsonb_typeof(p_next) = 'object'
+        and p_next ->> 'id' ~ '^[1-9][0-9]{0,18}$'
+        and (p_next ->> 'id')::numeric <= 9223372036854775807
+        and pg_column_size(p_next -> 'payload') <= 4194304
+        and pg_column_size(p_next -> 'headers') <= 65536
+        and coalesce(octet_length(p_next ->> 'idempotency_key') between 1 and 500, true)
+        and p_next ->> 'priority' ~ '^(-?[0-9]{1,2}|-?100)$'
+        and p_next ->> 'execute_at_us' ~ '^[0-9]{15,18}$'
+        and (p_next ->> 'execute_at_us')::numeric between 946684800000000 and 221845391999999999
+        and p_next ->> 'created_at_us' ~ '^[0-9]{1,18}$'
+        and coalesce(p_next ->> 'misfire_grace_ms' ~ '^[0-9]{1,11}$', true)
+        and coalesce((p_next ->> 'misfire_grace_ms')::numeric <= 31622400000, true)
+        and coalesce(p_next ->> 'timeout_ms' ~ '^[1-9][0-9]{0,10}$', true)
+        and coalesce((p_next ->> 'timeout_ms')::numeric <= 31622400000, true)
+        and coalesce(p_next ->> 'max_attempts' ~ '^([1-9][0-9]{0,3}|10000)$', true), false);
+end $$;
+
 -- Bounds of single columns are domains, not CHECKs of the table: a CHECK is read, parsed and judged
 -- again by every lease, whatever it writes (a quarter of its work, measured in instructions), a
 -- domain only where its column is written. Sizes by pg_column_size: casting a payload to text made
@@ -101,28 +125,14 @@ create domain delayq.headers as jsonb constraint headers_are_bounded check (pg_c
 create domain delayq.next as jsonb
     constraint next_is_bounded check (pg_column_size(value) <= 8388608)
     -- a successor that cannot be inserted would keep its forerunner from ever being settled
-    constraint next_is_an_order check (value is null or coalesce(
-        jsonb_typeof(value) = 'object'
-        and value ->> 'id' ~ '^[1-9][0-9]{0,18}$'
-        and (value ->> 'id')::numeric <= 9223372036854775807
-        and pg_column_size(value -> 'payload') <= 4194304
-        and pg_column_size(value -> 'headers') <= 65536
-        and coalesce(octet_length(value ->> 'idempotency_key') between 1 and 500, true)
-        and value ->> 'priority' ~ '^(-?[0-9]{1,2}|-?100)$'
-        and value ->> 'execute_at_us' ~ '^[0-9]{15,18}$'
-        and (value ->> 'execute_at_us')::numeric between 946684800000000 and 221845391999999999
-        and value ->> 'created_at_us' ~ '^[0-9]{1,18}$'
-        and coalesce(value ->> 'misfire_grace_ms' ~ '^[0-9]{1,11}$', true)
-        and coalesce((value ->> 'misfire_grace_ms')::numeric <= 31622400000, true)
-        and coalesce(value ->> 'timeout_ms' ~ '^[1-9][0-9]{0,10}$', true)
-        and coalesce((value ->> 'timeout_ms')::numeric <= 31622400000, true)
-        and coalesce(value ->> 'max_attempts' ~ '^([1-9][0-9]{0,3}|10000)$', true), false));
+    constraint next_is_an_order check (value is null or delayq.is_order(value));
 create domain delayq.errors as jsonb constraint errors_are_bounded check (pg_column_size(value) <= 262144);
 create domain delayq.misfire_grace_ms as bigint
     constraint misfire_grace_ms_is_sane check (value between 0 and 31622400000);
 create domain delayq.timeout_ms as bigint constraint timeout_ms_is_sane check (value between 1 and 31622400000);
 create domain delayq.max_attempts as integer constraint max_attempts_is_sane check (value between 1 and 10000);
 create domain delayq.priority as smallint constraint priority_is_sane check (value between -100 and 100);
+create domain delayq.counter as integer constraint counter_is_not_negative check (value >= 0);
 create domain delayq.finished_state as text collate "C"
     constraint state_is_final check (value in ('succeeded', 'cancelled', 'missed'));
 
@@ -139,8 +149,8 @@ create table delayq.tasks (
     misfire_grace_ms  delayq.misfire_grace_ms,
     timeout_ms        delayq.timeout_ms,                            -- null: the handler's
     max_attempts      delayq.max_attempts,                          -- null: the handler's
-    attempt           integer not null default 0,
-    interruptions     integer not null default 0,
+    attempt           delayq.counter not null default 0,
+    interruptions     delayq.counter not null default 0,
     state             text collate "C" not null default 'pending',
     -- written by the lease, always at full width
     lease_owner       bigint not null default 0,
@@ -153,9 +163,10 @@ create table delayq.tasks (
     errors            delayq.errors not null default '[]',          -- the last few, bounded
     created_at        timestamptz not null default delayq.clock(),
 
-    constraint running_means_leased check (id > 0 and interruptions >= 0 and (
-        (state = 'pending' and lease_owner = 0 and lease_token = 0 and attempt >= 0)
-        or (state = 'running' and lease_owner <> 0 and lease_token <> 0 and attempt > 0)))
+    -- short, since it is read and parsed again by every INSERT and every lease
+    constraint running_means_leased check (
+        id > 0 and case when lease_token = 0 then state = 'pending' and lease_owner = 0
+                        else state = 'running' and lease_owner <> 0 end)
 ) with (
     fillfactor = 40,                        -- room for the lease and one more version beside each row: HOT updates,
                                             -- also while a snapshot keeps dead versions from being pruned

@@ -19,54 +19,52 @@ as $$
                 then pg_catalog.pg_notify('delayq', p_message) end
 $$;
 
+-- The line of a task. Null if its kind holds a control character: a line break would forge a line.
+create function delayq.hint_line(id bigint, execute_at timestamptz, priority smallint, kind text) returns text
+    language sql immutable parallel safe
+as $$
+    select case when kind collate "C" !~ '[\x01-\x1f\x7f]'
+                then id || ':' || delayq.micros(execute_at) || ':' || priority || ':' || kind end
+$$;
+
+-- The message about some tasks; null: nothing to tell.
+create function delayq.hint_text(tasks bigint, listed bigint, lines text, first timestamptz) returns text
+    language sql immutable parallel safe
+as $$
+    -- 8,000 bytes is the server's limit, and over it the caller's INSERT would fail
+    select case when tasks = 0 then null
+                when tasks <= 100 and listed = tasks and octet_length(lines) <= 7500 then e'due\n' || lines
+                else 'scan ' || delayq.micros(first) end
+$$;
+
 create function delayq.hint(p_ids bigint[], p_execute_at timestamptz[], p_priorities smallint[], p_kinds text[])
     returns void language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_until timestamptz := delayq.clock() + delayq.hint_horizon();
-    v_lines text;
-    v_bytes bigint;
-    v_count bigint;
-    v_first timestamptz;
 begin
-    select count(*), min(execute_at) into v_count, v_first
-      from unnest(p_execute_at) as t(execute_at) where execute_at <= v_until;
-    if v_count = 0 then
-        return;
-    end if;
-    if v_count <= 100 then
-        select string_agg(id || ':' || delayq.micros(execute_at) || ':' || priority || ':' || kind, e'\n')
-          into v_lines
-          from unnest(p_ids, p_execute_at, p_priorities, p_kinds) as t(id, execute_at, priority, kind)
-         where execute_at <= v_until;
-        -- a kind with a line break in it cannot be listed: v_bytes stays null
-        if not exists (select from unnest(p_execute_at, p_kinds) as t(execute_at, kind)
-                        where execute_at <= v_until and kind collate "C" ~ '[\x01-\x1f\x7f]') then
-            v_bytes := octet_length(v_lines);
-        end if;
-    end if;
-    -- 8,000 bytes is the server's limit, and over it the caller's INSERT would fail
-    if v_bytes <= 7500 then
-        perform delayq.notify(e'due\n' || v_lines);
-    else
-        perform delayq.notify('scan ' || delayq.micros(v_first));
-    end if;
+    -- 101 are enough to know that they are too many to list; the first is the earliest
+    perform delayq.notify(m.message)
+       from (select delayq.hint_text(count(*), count(soon.line), string_agg(soon.line, e'\n'), min(soon.at)) as message
+               from (select t.at, delayq.hint_line(t.id, t.at, t.priority, t.kind) as line
+                       from unnest(p_ids, p_execute_at, p_priorities, p_kinds) as t(id, at, priority, kind)
+                      where t.at <= v_until order by t.at limit 101) as soon) as m
+      where m.message is not null;
 end $$;
 
+-- The same about what an INSERT brought, which is usually far ahead: then a look is all.
 create function delayq.hint_inserted() returns trigger
     language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_ids bigint[]; v_at timestamptz[]; v_priorities smallint[]; v_kinds text[];
     v_until timestamptz := delayq.clock() + delayq.hint_horizon();
 begin
-    -- 101 are enough to know that they are too many to list; the first is the earliest
-    select array_agg(id), array_agg(execute_at), array_agg(priority), array_agg(kind)
-      into v_ids, v_at, v_priorities, v_kinds
-      from (select id, execute_at, priority, kind from inserted
-             where execute_at <= v_until order by execute_at limit 101) as soon;
-    if v_ids is not null then
-        perform delayq.hint(v_ids, v_at, v_priorities, v_kinds);
+    if exists (select from inserted where execute_at <= v_until) then
+        perform delayq.notify(m.message)
+           from (select delayq.hint_text(count(*), count(soon.line), string_agg(soon.line, e'\n'), min(soon.at)) as message
+                   from (select t.execute_at as at, delayq.hint_line(t.id, t.execute_at, t.priority, t.kind) as line
+                           from inserted t
+                          where t.execute_at <= v_until order by t.execute_at limit 101) as soon) as m;
     end if;
     return null;
 end $$;

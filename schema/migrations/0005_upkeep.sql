@@ -94,7 +94,8 @@ begin
                     timeout_ms, max_attempts) on delayq.tasks to %I', p_role);
     execute format('grant execute on function delayq.clock(), delayq.bucket(bigint), delayq.hint_horizon(), delayq.micros(timestamptz),
                     delayq.instant(bigint), delayq.notify(text),
-                    delayq.hint(bigint[], timestamptz[], smallint[], text[]), delayq.find(bigint),
+                    delayq.hint_line(bigint, timestamptz, smallint, text), delayq.hint_text(bigint, bigint, text, timestamptz),
+                    delayq.hint(bigint[], timestamptz[], smallint[], text[]), delayq.is_order(jsonb), delayq.find(bigint),
                     delayq.live(bigint), delayq.check_reference(bigint, text, text),
                     delayq.schedule_many(text[], text[], bigint[], bigint[], smallint[], integer[], bigint[], bigint[], text[]),
                     delayq.schedule_keyed(text[], text[], bigint[], bigint[], smallint[], integer[], bigint[], bigint[], text[],
