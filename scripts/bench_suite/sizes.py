@@ -37,6 +37,9 @@ class Sizes:
     nodes_tasks: int = _count(20_000, "no-op tasks of one instant that they share", 50_000)
     miss_rate: int = _count(500, "tasks a second, due evenly, to count missed leases")
     miss_seconds: float = _seconds(3.0, "for how long", 20.0)
+    scale_nodes: int = _count(4, "nodes that share tasks whose handlers wait", 8)
+    scale_rate: int = _count(400, "tasks a second, due evenly, that they share")
+    scale_seconds: float = _seconds(3.0, "for how long", 20.0)
 
     lateness_rate: int = _count(200, "tasks a second, due evenly")
     lateness_fast_rate: int = _count(2_000, "the same, where they come fast")

@@ -29,7 +29,7 @@ TINY = (
     " --schedule-seconds=0.1 --cancel-tasks=20 --callers=5 --bulk-tasks=100 --idle-nodes=1"
     " --idle-pending=100 --idle-seconds=3 --deep-pending=0,1000 --backlog-tasks=2000"
     " --snapshot-tasks=300 --memory-timers=2000 --leave-nodes=2 --leave-rate=50"
-    " --leave-seconds=1 --crash-wait-seconds=0"
+    " --leave-seconds=1 --crash-wait-seconds=0 --scale-nodes=2 --scale-rate=50 --scale-seconds=1"
 )
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{SCRIPTS}{os.pathsep}{SCRIPTS.parent}"}
 

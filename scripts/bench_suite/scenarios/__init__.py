@@ -16,6 +16,7 @@ from . import (
     memory,
     nodes,
     reschedule,
+    scale,
     schedule,
     snapshot,
     sustained,
@@ -25,6 +26,7 @@ from . import (
 _ALL = (
     throughput.SCENARIO,
     nodes.SCENARIO,
+    scale.SCENARIO,
     *lateness.SCENARIOS,
     *burst.SCENARIOS,
     lone.SCENARIO,

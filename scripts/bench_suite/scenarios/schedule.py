@@ -29,7 +29,7 @@ async def run(ground: Ground, sizes: Sizes) -> Sample:
         bulk = await ask("bulk", count=sizes.bulk_tasks)
         await cluster.stop()
     after = await raw_inserts(ground, sizes)
-    faults = {"lost": sizes.bulk_tasks - len(set(bulk["ids"]))}
+    faults = {"lost": 2 * sizes.bulk_tasks - len(set(bulk["ids"]))}
     raw = mean_of(before, after)
     return Sample(
         ours | {"bulk": bulk["per_s"], "bulk_call": bulk["call_per_s"]},
@@ -62,7 +62,8 @@ def _figures(sizes: Sizes) -> tuple[Figure, ...]:
 SCENARIO = Scenario(
     "schedule",
     "handler.after an hour ahead, a node up: one call after another, then many callers at once,"
-    " then schedule_many in one call, with the making and validating of its requests or without",
+    " then schedule_many in one call, with the making and validating of its requests (from a"
+    " generator) or without",
     f"one INSERT … RETURNING a call, the same callers on a pool of {POOL}; in bulk, INSERT …"
     f" SELECT FROM unnest … RETURNING of {BULK:,} rows a statement; before and after",
     _figures,
