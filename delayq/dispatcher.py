@@ -19,7 +19,7 @@ from delayq.alarm import Alarm
 from delayq.errors import DelayQError
 from delayq.failures import blames_the_row, is_transient, is_worth_splitting
 from delayq.lease import Lease, Outcome, Settlement
-from delayq.log import log
+from delayq.log import Recurring, log
 from delayq.pace import Pace
 from delayq.ready_queue import Admission, ReadyQueue
 from delayq.store import LeaseTerms, Settled
@@ -90,6 +90,7 @@ class Dispatcher:
         self._gate: list[tuple[int, int, Lease]] = []
         self._gate_alarm = Alarm(commons.database_clock, self._open_gate)
         self._pace = Pace(commons.clock)
+        self._refusals = Recurring("lease.refused")
 
     def connect(self, timers: _Timers, lookout: Lookout) -> None:
         """Close the circle, once: both of them offer to this dispatcher, and are made after it."""
@@ -317,7 +318,7 @@ class Dispatcher:
 
     def _put_off(self, timers: list[Timer], error: DelayQError) -> None:
         """No task is to blame for it: all are leased again later."""
-        log.bind(error=str(error), count=len(timers)).error("lease.refused")
+        self._refusals.tell(self._clock.monotonic_us(), error=str(error), count=len(timers))
         for timer in timers:
             self.lookout.try_again(timer)
 

@@ -25,7 +25,7 @@ from loguru import logger
 if TYPE_CHECKING:
     from loguru import Message, Record
 
-__all__ = ["configure", "hears_debug", "log"]
+__all__ = ["Recurring", "configure", "hears_debug", "log"]
 
 log: Final = logger.bind(name="delayq")
 
@@ -33,6 +33,7 @@ log: Final = logger.bind(name="delayq")
 _QUOTING: Final = ("asyncpg", "pydantic", "pydantic_core", "pydantic_settings")
 _LIBRARIES: Final = ("apscheduler", "asyncio", "asyncpg")
 _LONGEST_VALUE: Final = 4_096
+_RECURS_US: Final = 10_000_000
 _EXACT_INT: Final = 2**53  # beyond it readers of JSON lose digits
 _COLOURS: Final = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1", "INFO": "32"}
 
@@ -61,6 +62,23 @@ def hears_debug() -> bool:
     """True if some sink wants DEBUG: asked once a batch, where each event would cost a task 5 %."""
     # loguru has no public question for it; a record below this level is dropped first thing
     return bool(logger._core.min_level <= logger.level("DEBUG").no)  # type: ignore[attr-defined]  # noqa: SLF001 - loguru has no public way to ask
+
+
+class Recurring:
+    """An error that comes by the hundred while its cause lasts: told at once, then every 10 s."""
+
+    def __init__(self, event: str) -> None:
+        self._event = event
+        self._times = 0
+        self._quiet_until_us: int | None = None
+
+    def tell(self, now_us: int, **fields: object) -> None:
+        """It happened, at this instant of a monotonic clock; `times` since it was told last."""
+        self._times += 1
+        if self._quiet_until_us is not None and now_us < self._quiet_until_us:
+            return
+        log.bind(**fields, times=self._times).error(self._event)
+        self._times, self._quiet_until_us = 0, now_us + _RECURS_US
 
 
 # --- as JSON ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from loguru import logger
 from pydantic import TypeAdapter, ValidationError
 
-from delayq.log import configure, log
+from delayq.log import Recurring, configure, log
 
 MARKER = "planted-marker"
 EVIL = "\x1b[31m\r\nFAKE 2026 line\x00\x7f\x9b\u202e\u2028\ud800"
@@ -205,6 +205,16 @@ def test_asyncio_does_not_tell_what_the_failed_task_was_given(stream: io.StringI
     event = _event(stream)
     assert event["said"] == "Task exception was never retrieved"
     assert MARKER not in stream.getvalue()
+
+
+def test_what_recurs_is_told_at_once_and_then_how_often_in_ten_seconds(stream: io.StringIO) -> None:
+    configure("INFO", "json", stream)
+    refusals = Recurring("lease.refused")
+    for second in (5, 6, 7, 15, 16, 40):
+        refusals.tell(second * 1_000_000, error=str(second))
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(one["error"], one["times"]) for one in told] == [("5", 1), ("15", 3), ("40", 2)]
+    assert {one["event"] for one in told} == {"lease.refused"}
 
 
 def test_importing_delayq_leaves_the_sinks_of_the_application_alone() -> None:
