@@ -14,6 +14,7 @@ import itertools
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -71,6 +72,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: runs while no other test does, on all workers")
+    # Started in the background of a script, this session ignores SIGINT, and so would every
+    # program that it starts: those which are sent one would never end.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
     parent = _fast_disk()
@@ -170,6 +175,15 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith((PREFIX, "PG")):
             monkeypatch.delenv(name)
     monkeypatch.setitem(Settings.model_config, "env_file", None)
+
+
+@pytest.fixture(autouse=True)
+def _no_sinks_left_behind() -> Iterator[None]:
+    """The command line makes a sink of a stream that lasts as long as the test."""
+    before = set(logger._core.handlers)  # type: ignore[attr-defined]  # loguru has no list of them
+    yield
+    for sink in set(logger._core.handlers) - before:  # type: ignore[attr-defined]
+        logger.remove(sink)
 
 
 # --- the server -----------------------------------------------------------------------------

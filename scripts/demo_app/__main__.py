@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -22,10 +22,12 @@ from delayq.embedded import PrivateServer
 from . import ledger
 from .screen import Screen
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
 
 def main() -> int:
     started = time.monotonic()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, leave)
     screen = Screen()
     with tempfile.TemporaryDirectory(prefix="delayq-demo-", ignore_cleanup_errors=True) as name:
@@ -34,7 +36,7 @@ def main() -> int:
             # Not before: the application reads DELAYQ_DSN as it is imported.
             from .scenario import play  # noqa: PLC0415 - it needs a DSN first
 
-            faults = asyncio.run(play(folder, screen))
+            faults = asyncio.run(until_told(play(folder, screen)))
     for fault in faults:
         print(f"WRONG: {fault}")
     verdict = "the table is wrong" if faults else "lost 0, twice 0"
@@ -45,6 +47,27 @@ def main() -> int:
 def leave(number: int, _frame: FrameType | None) -> None:
     """Unwind the stack, so that everything that was started is ended."""
     raise SystemExit(128 + number)
+
+
+async def until_told(work: Coroutine[None, None, list[str]]) -> list[str]:
+    """Do it, unless a signal comes; in the event loop, where no driver's callback swallows it."""
+    loop, told = asyncio.get_running_loop(), list[int]()
+    task = asyncio.ensure_future(work)
+
+    def end(number: int) -> None:
+        told.append(number)
+        task.cancel()
+
+    for number in ENDING:
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await task
+    finally:
+        for number in ENDING:
+            loop.remove_signal_handler(number)
+            signal.signal(number, leave)
+        if told:
+            raise SystemExit(128 + told[0])
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Self
 from delayq.bridge import AnyConnection
 from delayq.ranks import Role, ranks
 
+from . import ledger
 from .waiting import until
 
 APPLICATION = "demo_app.orders:dq"
@@ -127,22 +128,33 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The task ids that a node runs, and the pending ones that are its to fire."""
+    """The task ids whose handlers a node has started, and the pending ones that are its to fire.
+
+    A task may be leased a moment before its instant; a node that is told to leave then gives it
+    back, and another fires it.
+    """
 
     node: int
     running: frozenset[int]
     pending: frozenset[int]
 
 
-async def held_by(conn: AnyConnection, node: int) -> Held:
+async def held_by(conn: AnyConnection, node: int, ledger_path: Path) -> Held:
     nodes = await conn.fetch("select id, kinds from delayq.nodes where state = 'active'")
     shares = ranks({row["id"]: frozenset(row["kinds"]) for row in nodes}, [KIND], node)
     tasks = await conn.fetch(
-        "select id, delayq.bucket(id) as bucket, state, lease_owner from delayq.tasks"
+        "select id, delayq.bucket(id) as bucket, state, attempt, lease_owner from delayq.tasks"
     )
+    # Read after the tasks: a handler that had started by then is in it.
+    entries = ledger.read(ledger_path)
+    started = {(entry.task, entry.attempt) for entry in entries if entry.what == ledger.STARTED}
     return Held(
         node,
-        frozenset(row["id"] for row in tasks if row["lease_owner"] == node),
+        frozenset(
+            row["id"]
+            for row in tasks
+            if row["lease_owner"] == node and (row["id"], row["attempt"]) in started
+        ),
         frozenset(
             row["id"]
             for row in tasks
@@ -152,13 +164,16 @@ async def held_by(conn: AnyConnection, node: int) -> Held:
 
 
 async def first_busy(
-    conn: AnyConnection, incarnations: Iterable[int], is_busy: Callable[[Held], bool]
+    conn: AnyConnection,
+    incarnations: Iterable[int],
+    ledger_path: Path,
+    is_busy: Callable[[Held], bool],
 ) -> Held:
     """What the first node holds that is found busy."""
 
     async def look() -> Held | None:
         for incarnation in incarnations:
-            held = await held_by(conn, incarnation)
+            held = await held_by(conn, incarnation, ledger_path)
             if is_busy(held):
                 return held
         return None

@@ -63,7 +63,7 @@ async def run_orders(
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_customers(pool, screen))
-            replacing = group.create_task(replace_one(pool, fleet, nodes, screen))
+            replacing = group.create_task(replace_one(pool, fleet, nodes, path, screen))
         await nothing_left(pool)
         await asyncio.sleep(_SHOWN_S)
     finally:
@@ -73,12 +73,12 @@ async def run_orders(
 
 
 async def replace_one(
-    pool: asyncpg.Pool, fleet: Fleet, nodes: dict[int, NodeProcess], screen: Screen
+    pool: asyncpg.Pool, fleet: Fleet, nodes: dict[int, NodeProcess], path: Path, screen: Screen
 ) -> Restart:
     """SIGTERM to a node while it holds both running and pending tasks; another one takes over."""
     async with pool.acquire() as conn:
         await asyncio.sleep(RESTART_AFTER_S)
-        held = await first_busy(conn, nodes, is_busy)
+        held = await first_busy(conn, nodes, path, is_busy)
         leaver = nodes[held.node]
         leaver.terminate()
         screen.event(
