@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import shlex
 import signal
-from typing import TYPE_CHECKING
+import subprocess
+import sys
 
+from tests.chaos.cluster import NODE_ROLE, REPOSITORY, Cluster
 from tests.chaos.fault import Fault, NodeFault
-from tests.chaos.waiting import until
+from tests.chaos.ledger import note
 
-if TYPE_CHECKING:
-    from tests.chaos.cluster import Cluster
+ROLLS, PAUSE_S = 20, 1.5
+"""So often, and after such a pause, a rolling restart is begun again: an outage takes 22 s."""
 
 
 class Terminate(NodeFault):
@@ -69,23 +73,48 @@ class Nap(Freeze):
 
 
 class RollingRestart(Fault):
-    """A new version of the code comes in, node by node: it adds one kind and drops another."""
+    """A new version of the code comes in, node by node: it adds one kind and drops another.
+
+    `scripts/rolling-restart` ends the nodes; whoever watches over them starts what has ended. A
+    node may crash just then, or the database be away: as people would, this goes on with the rest.
+    """
 
     name = "rolling restart"
     touches = frozenset({"nodes", "wire"})
 
     async def apply(self) -> None:
-        new = "2" if self.cluster.nodes[0].version == "1" else "1"
-        for node in self.cluster.nodes:
-            node.wanted = False
+        nodes = self.cluster.nodes
+        before = {node.name: node.pid for node in nodes}
+        new = "2" if nodes[0].version == "1" else "1"
+        for node in nodes:
             node.version = new
-            await node.end(signal.SIGTERM)
-            node.launch()
-            await self._is_active(node.pid)
+        said = ""
+        for _ in range(ROLLS):
+            left = [node.name for node in nodes if node.pid == before[node.name]]
+            if not left:
+                return
+            status, said = await self._roll(left)
+            note("rolled", nodes=left, status=status, said=said)
+            await asyncio.sleep(0 if status == 0 else PAUSE_S)
+        raise RuntimeError(f"the nodes cannot be restarted: {said}")
 
-    async def _is_active(self, pid: int) -> None:
-        sql = "select exists (select from delayq.nodes where pid = $1 and state = 'active')"
-        await until(lambda: self.cluster.ask(lambda conn: conn.fetchval(sql, pid)), 30)
+    async def _roll(self, names: list[str]) -> tuple[int, str]:
+        delayq = shlex.join([sys.executable, "-m", "delayq"])
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, REPOSITORY / "scripts/rolling-restart", "--delayq", delayq,
+            "--timeout", "20", "--restart", "kill -TERM {pid}", *names, cwd=self.cluster.folder,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{REPOSITORY}",
+                 "PYTHONDONTWRITEBYTECODE": "1", "DELAYQ_EMBEDDED": "0",
+                 "DELAYQ_DSN": self.cluster.dsn(NODE_ROLE)},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            said, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        assert process.returncode is not None
+        return process.returncode, said.decode()
 
 
 class WrongTime(Fault):
