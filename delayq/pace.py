@@ -14,6 +14,8 @@ from typing import Final
 from delayq.clock import Clock
 
 _WAIT_US: Final = 20_000
+_LOOK_US: Final = 5_000
+"""The pace is that of so long: a burst is taken in large batches a moment after it began."""
 _STILL_US: Final = 100_000
 _EARLIEST_US: Final = 5_000
 _COARSE_US: Final = 1_000
@@ -39,7 +41,7 @@ class Pace:
         """How many leased tasks may wait for a worker, given how many have finished so far."""
         now_us = self._clock.monotonic_us()
         before, at_us = self._mark
-        if now_us - at_us >= _WAIT_US:
+        if now_us - at_us >= _LOOK_US:
             self._rate = (finished - before) / (now_us - at_us)
             self._mark = (finished, now_us)
         return int(self._rate * _WAIT_US)
