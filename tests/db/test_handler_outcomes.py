@@ -977,6 +977,34 @@ async def test_the_effect_of_an_idempotency_key_is_applied_once(
     assert passed == [first]
 
 
+async def test_the_body_of_an_effect_that_was_applied_before_is_not_entered(
+    app: Application, conn: Connection
+) -> None:
+    """It may do what no roll-back takes back."""
+    begun: list[int] = []
+    entered: list[int] = []
+
+    @app.task
+    async def coroutine(ctx: Context) -> None:
+        begun.append(ctx.id)
+        async with ctx.effect():
+            entered.append(ctx.id)
+
+    @app.task
+    def plain(ctx: Context) -> None:
+        begun.append(ctx.id)
+        with ctx.effect():
+            entered.append(ctx.id)
+
+    async with app.node():
+        for kind in ("coroutine", "plain"):
+            task_id = await schedule(conn, kind, idempotency_key="k", delay=timedelta(hours=1))
+            await conn.execute("update delayq.idempotency set applied_at = now()")
+            await conn.execute("select delayq.run_now($1)", task_id)
+            assert (await ended(conn, task_id)).state == "succeeded"
+    assert (len(begun), entered) == (2, [])
+
+
 async def test_a_stamp_that_comes_during_the_body_rolls_it_back(
     app: Application, conn: Connection, effects: None
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from delayq.context import Context
 from delayq.errors import DatabaseTimeout, TransactionConflict
 from delayq.listener import Listener
 from delayq.membership import Membership
@@ -214,6 +215,39 @@ async def test_a_node_that_leaves_while_a_lease_is_unresolved_says_so_and_peers_
         await leaving.wait()
         over = await ended(conn, task_id, SOON_S)
         assert (over.state, over.attempt, over.node) == ("succeeded", 2, staying.id)
+
+
+async def test_a_lease_that_comes_back_after_the_drain_began_is_given_back_and_not_started(
+    conn: Connection, application: Application
+) -> None:
+    started: list[int] = []
+
+    @application.task
+    async def late(ctx: Context) -> None:
+        started.append(ctx.id)
+
+    node = application.node()
+    await node.start()
+    store, leased, answer = life(node)._store, asyncio.Event(), asyncio.Event()
+
+    async def answered_late(*args: Any) -> Any:
+        rows = await real(*args)
+        leased.set()
+        await answer.wait()
+        return rows
+
+    real = swap(store, "lease", answered_late)
+    task_id = await schedule(conn, "late")
+    await leased.wait()
+    node.request_drain()
+    await eventually(lambda: conn.fetchval("select state = 'draining' from delayq.nodes"), "so far")
+    answer.set()
+    await node.wait()
+    assert started == []
+    row = await row_of(conn, task_id)
+    assert row is not None
+    assert (row["state"], row["attempt"], row["interruptions"]) == ("pending", 0, 0)
+    assert await states(conn) == {}
 
 
 async def test_a_node_that_hands_over_everything_leaves_no_row(

@@ -387,9 +387,9 @@ async def test_whoever_buries_a_node_ends_its_sessions_and_their_locks(
     async with seat(dsn, settings) as me:
         await me.sit_out(20)
         await wait_for(lambda: me.burials == [PEER], "the burial")
+        await wait_for(frozen.is_closed, "the session has ended")
         await conn.execute("set lock_timeout = '5s'")
         await conn.execute("select 1 from delayq.tasks where id = 1 for update")
-    await wait_for(frozen.is_closed, "the session has ended")
 
 
 async def test_the_sessions_of_others_are_left_alone(

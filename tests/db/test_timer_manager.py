@@ -511,6 +511,24 @@ async def test_a_gained_bucket_is_read_from_the_beginning(
         assert {*at.timers.owned.ids(), *at.firing.offered} == set(none_yet)
 
 
+async def test_a_bucket_that_is_gained_for_one_kind_more_is_read_again(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    """It was read already, for the other kind: what this one has in it was passed over."""
+    both = frozenset({"mail", "report"})
+    others = dict.fromkeys((PEER, 3_333, 4_444), frozenset({"report"}))
+    async with desk(database, settings, kinds=both) as at:
+        await at.manager.adjust(ranks({ME: both} | others, both, ME))
+        before = at.timers.roles
+        none_yet = [i for i in range(1, 401) if before.role("report", bucket_of(i)) is None]
+        await add_tasks(conn, none_yet[::2], after_s=-7_200, kind="report")
+        await add_tasks(conn, none_yet[1::2], after_s=5, kind="report")
+        await at.manager.sweep()
+        assert {*at.timers.owned.ids(), *at.firing.offered} == set()
+        await at.rank(kinds=both)
+        assert {*at.timers.owned.ids(), *at.firing.offered} == set(none_yet)
+
+
 # --- hints ------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from delayq.upkeep import Upkeep
 from tests.helpers import advance_clock, connected, wait_for, wait_until_blocked
-from tests.nodes import Application, eventually, life
+from tests.nodes import Application, ended, eventually, life, schedule
 from tests.rooms import ME, add_node, add_tasks, lease, make_commons, swap
 
 if TYPE_CHECKING:
@@ -187,6 +187,22 @@ async def test_without_a_partition_the_default_one_takes_the_row_and_other_days_
     await advance_clock(conn, DAY_S)
     (task_id,) = await settle(conn, commons)
     assert await home_of(conn, task_id) == await today(conn)
+
+
+async def test_a_node_settles_on_a_day_for_which_it_could_make_no_partition(
+    conn: Connection, settings: Settings
+) -> None:
+    application = Application(settings)
+
+    @application.task
+    async def mail() -> None:
+        return None
+
+    async with application.node():
+        await advance_clock(conn, 30 * DAY_S)
+        over = await ended(conn, await schedule(conn, "mail"))
+    assert over.state == "succeeded"
+    assert await home_of(conn, over.id) == "task_history_default"
 
 
 async def test_a_node_makes_partitions_before_its_first_settlement(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -176,6 +177,19 @@ def test_the_real_clocks_are_in_microseconds_and_never_go_back() -> None:
     assert first <= second
     assert second[1] - first[1] < 10 * S
     assert clock.boottime_us() >= first[0]
+
+
+def test_the_real_clocks_do_not_mind_a_wall_clock_that_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    before = (clock.monotonic_us(), clock.boottime_us())
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: 0.0)
+        patched.setattr(time, "time_ns", lambda: 0)
+        after = (clock.monotonic_us(), clock.boottime_us())
+    assert before[0] <= after[0] < before[0] + 10 * S
+    assert before[1] <= after[1] < before[1] + 10 * S
 
 
 def test_without_a_boottime_clock_the_monotonic_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
