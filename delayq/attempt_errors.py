@@ -1,17 +1,20 @@
 """What is kept of a failed attempt: bounded, storable, and without the payload.
 
 The text of an exception is the application's own and may quote what it was given; whatever also
-stands in the payload is blanked out. Errors of the database driver quote argument values and
-rows, so they are told in our own words.
+stands in the payload is blanked out, whole or cut short. Errors of the database driver quote
+argument values and rows, so they are told in our own words; those of a validation are told without
+the input that they quote.
 """
 
 from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+from pydantic_core import ValidationError
 
 from delayq.failures import DRIVER_ERRORS, translate
 from delayq.policy import truncate_error
@@ -21,6 +24,8 @@ _NAME_BYTES: Final = 200
 _BLANK: Final = "[…]"
 _WITHHELD: Final = "(withheld: it might quote the payload)"
 _SHORTEST_SECRET: Final = 4
+_SHORTEST_PART: Final = 8
+_SLACK: Final = 4_096
 _MOST_SECRETS: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -43,10 +48,22 @@ def describe(
 def message_of(error: BaseException, payload: str | None, limit_bytes: int) -> str:
     """What the exception says, bounded and blanked; never raises."""
     try:
-        text = str(translate(error)) if _of_the_driver(error) else str(error)
+        text = _text(error)
     except BaseException:  # noqa: BLE001 - an exception that cannot be printed is still a failure
         return "(the exception cannot be printed)"
     return truncate_error(_blanked(text, payload, limit_bytes), limit_bytes)
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        return _refused(error)
+    return str(translate(error)) if _of_the_driver(error) else str(error)
+
+
+def _refused(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    told = (f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in found)
+    return f"{error.error_count()} validation errors for {error.title}: {'; '.join(told)}"
 
 
 def _of_the_driver(error: BaseException) -> bool:
@@ -70,8 +87,36 @@ def _blanked(text: str, payload: str | None, limit: int) -> str:
     blanked = cut
     for secret in secrets:
         blanked = blanked.replace(secret, _BLANK)
+    if len(cut) == len(text) <= limit + _SLACK:
+        return _without_parts(blanked, secrets)
     # what was cut may end with the first part of a secret
-    return blanked[: len(blanked) - longest] if len(cut) < len(text) else blanked
+    whole = blanked[: len(blanked) - longest] if len(cut) < len(text) else blanked
+    return _without_parts(whole[: limit + _SLACK], secrets)[:-_SHORTEST_PART]
+
+
+def _without_parts(text: str, secrets: Iterable[str]) -> str:
+    """Python and its libraries quote long values cut short: by their first part, or by that and
+    the last one."""
+    long = [secret for secret in secrets if len(secret) > _SHORTEST_PART]
+    text = _without_first_parts(text, long, _BLANK)
+    turned = (secret[::-1] for secret in long)
+    return _without_first_parts(text[::-1], turned, _BLANK[::-1])[::-1]
+
+
+def _without_first_parts(text: str, secrets: Iterable[str], blank: str) -> str:
+    for secret in secrets:
+        start = secret[:_SHORTEST_PART]
+        if start not in text:
+            continue
+        before, *quoted = text.split(start)
+        rest = secret[_SHORTEST_PART:]
+        text = before + "".join(blank + _after_common_start(part, rest) for part in quoted)
+    return text
+
+
+def _after_common_start(text: str, secret: str) -> str:
+    pairs = enumerate(zip(text, secret, strict=False))
+    return text[next((at for at, (a, b) in pairs if a != b), min(len(text), len(secret))) :]
 
 
 def _secrets(payload: Any) -> set[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import asyncpg
 
 from delayq.dsn import Dsn, parse_dsn
-from delayq.errors import DatabaseError, InvalidArgument
+from delayq.errors import DatabaseError, DatabaseUnavailable, InvalidArgument
 from delayq.failures import (
     DRIVER_ERRORS,
     is_transient,
@@ -24,6 +24,7 @@ from delayq.failures import (
     translated,
 )
 from delayq.plans import CUSTOM, KEPT
+from delayq.tls import CUT_OFF, explain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +57,10 @@ __all__ = [
 # The server's own limit goes first: its error says what happened, ours only that nobody answered.
 _GRACE_S: Final = 5.0
 _CLOSE_S: Final = 2.0
+_NONE: Final[Mapping[str, str]] = {}
+# The node's role has rights that whoever may create a function in `public` has not: a function
+# there that suits the arguments better than PostgreSQL's own is called in its place.
+_OWN_NAMES: Final = {"search_path": "pg_catalog, pg_temp"}
 _READ_BACK: Final = """
     -- database: read back the session's settings
     select name, setting, pg_catalog.pg_backend_pid() as pid
@@ -77,13 +82,14 @@ class Database:
     `behind_pooler` turns true once a connection shows that somebody else answers than the server
     itself. From then on settings are SET, and prepared statements are not kept.
 
-    Making one raises `InvalidArgument` if a file that the DSN names is not there.
+    Making one raises `InvalidArgument` if a file that the DSN names cannot be used.
     """
 
     def __init__(self, dsn: Dsn, settings: Settings) -> None:
         dsn.check_files()
         self.dsn = dsn
         self.behind_pooler = False
+        self._worked = False
         self._statement_timeout_s = settings.statement_timeout_s
         self._connect_timeout_s = dsn.connect_timeout_s or settings.connect_timeout_s
         self._session = _session_settings(settings)
@@ -106,7 +112,7 @@ class Database:
         name = {"application_name": f"delayq/{incarnation}"}
         wanted = self._control | dict(plans)
         with translated(f"{purpose} connection to {self.dsn.describe()}"):
-            conn = await self._open(self.dsn.server_settings | wanted | name, wanted)
+            conn = await self._open(self.dsn.server_settings | wanted | name, wanted, _OWN_NAMES)
             try:
                 await self._make_sure(conn, wanted)
             except BaseException:
@@ -177,10 +183,15 @@ class Database:
                 "drops them; connect to PostgreSQL directly, or use ALTER ROLE … SET"
             )
 
-    async def _open(self, wanted: dict[str, str], vital: dict[str, str]) -> Connection:
-        """Connect with `wanted` in the start-up packet; `vital` are those that must arrive."""
+    async def _open(
+        self, wanted: dict[str, str], vital: dict[str, str], packet_only: Mapping[str, str] = _NONE
+    ) -> Connection:
+        """Connect with `wanted` in the start-up packet; `vital` are those that must arrive.
+
+        `packet_only` go along, and are not SET where a pooler shares its sessions with others.
+        """
         if not self.behind_pooler:
-            conn = await self._connect_unless_refused(wanted)
+            conn = await self._connect_unless_refused({**wanted, **packet_only})
             if conn is not None:
                 if await _is_direct(conn, vital):
                     return conn
@@ -209,6 +220,19 @@ class Database:
 
     async def _connect(self, server_settings: dict[str, str], **options: Any) -> Connection:
         try:
+            conn = await self._ask_driver(server_settings, options)
+        except InvalidArgument as refusal:
+            if not self._worked:
+                raise
+            # a certificate is being replaced, say: no mistake of whoever wrote the DSN
+            raise DatabaseUnavailable(str(refusal)) from None
+        self._worked = True
+        return conn
+
+    async def _ask_driver(
+        self, server_settings: dict[str, str], options: dict[str, Any]
+    ) -> Connection:
+        try:
             return await asyncpg.connect(
                 timeout=self._connect_timeout_s,
                 command_timeout=self._statement_timeout_s + _GRACE_S,
@@ -218,6 +242,14 @@ class Database:
             )
         except configparser.Error:  # its text quotes lines of the file
             refusal = "the connection service file cannot be read"
+        except OSError:
+            self.dsn.check_files()  # the driver does not say which file it cannot use
+            raise
+        except asyncpg.ConnectionDoesNotExistError as error:
+            # what the server said of our certificate may be lost with the connection
+            if explain(error) is not None or not self.dsn.shows_certificate():
+                raise
+            raise DatabaseUnavailable(f"{self.dsn.describe()}: {CUT_OFF}") from None
         except ValueError as error:
             refusal = str(error).partition("\n")[0]
         raise InvalidArgument("dsn", refusal)

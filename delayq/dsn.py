@@ -7,6 +7,7 @@ So the URL is read here, once, and the driver is given the parts.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlencode
 
+from delayq import tls
 from delayq.errors import InvalidArgument
 
-_SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _WRITABLE: Final = ("any", "primary", "read-write")
 
 # Handed to the driver, which understands them.
@@ -25,7 +26,6 @@ _DRIVER: Final = frozenset(
     "gsslib krbsrvname passfile service sslcert sslcrl sslkey sslmode sslnegotiation sslpassword "
     "sslrootcert ssl_max_protocol_version ssl_min_protocol_version".split()
 )
-_FILES: Final = ("passfile", "sslcert", "sslcrl", "sslkey", "sslrootcert")
 # Understood here.
 _OURS: Final = frozenset(
     "connect_timeout database dbname host hostaddr options password port target_session_attrs "
@@ -92,19 +92,27 @@ class Dsn:
         return {name: value for name, value in arguments.items() if value is not None}
 
     def check_files(self) -> None:
-        """Raise `InvalidArgument` if a file that the URL names is not there.
+        """Raise `InvalidArgument` if a file that the URL names is not there or cannot be used.
 
-        Later the same mistake would look like an outage that may pass.
+        So it is with TLS files that the environment or `~/.postgresql` adds. Later the same
+        mistake would look like an outage that may pass.
         """
-        for name in _FILES:
-            path = self.driver_parameters.get(name)
-            if path and path != "system" and not Path(path).is_file():
-                raise _bad(f"{name}: there is no file {path}")
+        passfile = self.driver_parameters.get("passfile")
+        if passfile and not Path(passfile).is_file():
+            raise _bad(f"passfile: there is no file {passfile}")
+        tls.check_files(self.driver_parameters, over_tcp=self._is_over_tcp())
+
+    def shows_certificate(self) -> bool:
+        """True if the client has a certificate to show, by whatever names it."""
+        return tls.shows_certificate(self.driver_parameters)
+
+    def _is_over_tcp(self) -> bool:
+        hosts = [host for host, _ in self.hosts] or os.environ.get("PGHOST", "").split(",")
+        return any(not host.startswith("/") for host in hosts)
 
     def _tls_arguments(self) -> dict[str, Any]:
-        if self.driver_parameters.get("sslrootcert") == "system":
-            # The driver takes `system` for a file name; to it, True means verify-full against
-            # the system's roots, which is what libpq does with the word.
+        if tls.trusts_system(self.driver_parameters):
+            # To the driver, True means verify-full against the system's roots.
             return {"ssl": True}
         # asyncpg takes certificates only from a URL; this one holds nothing but them.
         query = urlencode(self.driver_parameters)
@@ -279,10 +287,7 @@ def _options(text: str) -> Iterator[tuple[str, str]]:
 
 def _tls(parameters: dict[str, str]) -> dict[str, str]:
     mode = parameters.get("sslmode")
-    if mode is not None and mode not in _SSL_MODES:
-        raise _bad(f"sslmode: must be one of {', '.join(_SSL_MODES)}")
-    if parameters.get("sslrootcert") == "system" and (
-        mode not in (None, "verify-full") or "sslcert" in parameters
-    ):
-        raise _bad("sslrootcert=system: goes with sslmode=verify-full and without sslcert")
+    if mode is not None and mode not in tls.MODES:
+        raise _bad(f"sslmode: must be one of {', '.join(tls.MODES)}")
+    tls.trusts_system(parameters, environment={})
     return parameters

@@ -118,7 +118,9 @@ class DatabaseTimeout(DatabaseError):
 
 
 class AuthenticationFailed(DatabaseError):
-    """User or password are wrong, or the role may not connect. Correct the DSN or the role."""
+    """Client or server are not who they should be: the password is wrong, the role may not
+    connect, or a certificate is not trusted. The message says which; correct the DSN, the role
+    or the certificate."""
 
 
 class PrivilegeMissing(DatabaseError):

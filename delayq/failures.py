@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 import asyncpg
 
+from delayq import tls
 from delayq.errors import (
     AuthenticationFailed,
     DatabaseError,
@@ -82,7 +83,7 @@ def translate(error: BaseException, *, at: str | None = None) -> DelayQError:
     """
     if isinstance(error, DelayQError):
         return error
-    kind, text = _described(error)
+    kind, text = tls.explain(error) or _described(error)
     told = kind(f"{at}: {text}" if at else text)
     if isinstance(told, DatabaseError):
         told.sqlstate = sqlstate_of(error)

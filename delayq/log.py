@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 from datetime import UTC
@@ -32,6 +33,7 @@ log: Final = logger.bind(name="delayq")
 # Their messages quote the values that they refuse.
 _QUOTING: Final = ("asyncpg", "pydantic", "pydantic_core", "pydantic_settings")
 _LIBRARIES: Final = ("apscheduler", "asyncio", "asyncpg")
+_CALLBACK: Final = re.compile(r"\b(callback) .*")
 _LONGEST_VALUE: Final = 4_096
 _RECURS_US: Final = 10_000_000
 _EXACT_INT: Final = 2**53  # beyond it readers of JSON lose digits
@@ -181,9 +183,10 @@ class _ToLoguru(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             fields |= {"error": type(error).__name__, "where": _place(error)}
-        # asyncio puts whole reprs into the arguments.
-        said = str(record.msg) if fields["library"] == "asyncio" else record.getMessage()
-        fields["said"] = said.partition("\n")[0]
+        # asyncio puts whole reprs into the arguments, and a callback's arguments into the message.
+        asyncio = fields["library"] == "asyncio"
+        said = (str(record.msg) if asyncio else record.getMessage()).partition("\n")[0]
+        fields["said"] = _CALLBACK.sub(r"\1", said) if asyncio else said
         logger.bind(name="delayq", **fields).log(_level(record), "library.warning")
 
 

@@ -23,15 +23,15 @@ with recent as materialized (
            count(*) filter (where r.state = 'cancelled') as cancelled,
            count(*) filter (where r.state = 'missed') as missed,
            count(*) filter (where r.attempt > 1) as retried,
-           delayq.micros(min(r.finished_at)) as first_us,
-           percentile_disc(array[0.5, 0.95, 0.99, 1]) within group (order by r.lateness_us) as lateness_us,
-           percentile_disc(array[0.5, 0.95, 0.99, 1]) within group (order by r.run) as run
+           delayq.micros(pg_catalog.min(r.finished_at)) as first_us,
+           pg_catalog.percentile_disc(array[0.5, 0.95, 0.99, 1]) within group (order by r.lateness_us) as lateness_us,
+           pg_catalog.percentile_disc(array[0.5, 0.95, 0.99, 1]) within group (order by r.run) as run
       from recent r
      group by grouping sets ((), (r.kind), (r.node))
 )
 select g.kind, g.node, g.grouping, g.tasks, g.succeeded, g.cancelled, g.missed, g.retried, g.first_us, g.lateness_us,
        array(select (extract(epoch from p.run) * 1000000)::bigint
-               from unnest(g.run) with ordinality as p(run, nr) order by p.nr) as run_us
+               from pg_catalog.unnest(g.run) with ordinality as p(run, nr) order by p.nr) as run_us
   from grouped g
  order by g.grouping desc, g.tasks desc
  limit 1000

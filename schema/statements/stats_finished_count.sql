@@ -5,7 +5,7 @@
 -- what is read, whatever the day brought    $5, $6, $7 the same of yesterday
 select f.state, count(*) filter (where f.finished_at >= $1::timestamptz) as tasks,
        count(*) filter (where f.finished_at < $1::timestamptz) as older,
-       delayq.micros(min(f.finished_at) filter (where f.finished_at >= $1::timestamptz)) as first_us
+       delayq.micros(pg_catalog.min(f.finished_at) filter (where f.finished_at >= $1::timestamptz)) as first_us
   from (
       select h.state, h.finished_at from delayq.task_history h
        where h.finished_at >= $2::timestamptz and h.finished_at < $3::timestamptz and h.ctid >= $4::text::tid

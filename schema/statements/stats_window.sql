@@ -17,10 +17,10 @@ with seen as materialized (
            order by c.execute_at desc, c.kind desc, c.id desc limit $3::integer)) as t
 )
 select s.kind, s.state, nullif(s.lease_owner, 0) as node, count(*) as tasks,
-       delayq.micros(min(s.execute_at)) as oldest_us,
-       delayq.micros(min(s.leased_at) filter (where s.state = 'running' and isfinite(s.leased_at))) as leased_us,
+       delayq.micros(pg_catalog.min(s.execute_at)) as oldest_us,
+       delayq.micros(pg_catalog.min(s.leased_at) filter (where s.state = 'running' and isfinite(s.leased_at))) as leased_us,
        count(*) filter (where s.state = 'running' and s.deadline_at < delayq.clock()) as past_deadline,
-       (select coalesce(max(n.rows), 0) > $3::integer
+       (select coalesce(pg_catalog.max(n.rows), 0) > $3::integer
           from (select count(*) as rows from seen group by bucket) as n) as capped
   from seen s
  group by s.kind, s.state, s.lease_owner

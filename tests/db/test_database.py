@@ -302,7 +302,7 @@ async def test_a_wrong_password_is_told_without_either_password(
     "statement",
     [
         "select $1::text::int",
-        "insert into secrets values ($1)",
+        "insert into public.secrets values ($1)",
         "select 1 / (length($1) - length($1))",
         "do $$ begin raise exception 'planted-marker'; end $$",
         "select 'planted-marker' 1",
@@ -312,7 +312,7 @@ async def test_no_value_of_a_failed_statement_is_in_the_error(
     database: Database, statement: str, logged: list[Logged]
 ) -> None:
     conn = await database.connect_control(1, "lease")
-    await conn.execute("create table secrets (value text check (value = 'x'))")
+    await conn.execute("create table public.secrets (value text check (value = 'x'))")
     arguments = (MARKER,) if "$1" in statement else ()
     with pytest.raises(DatabaseError) as failed, translated():
         await conn.execute(statement, *arguments)

@@ -112,6 +112,283 @@ async def test_the_roles_own_nothing_and_reach_no_other_schema(
                 await conn.execute(forbidden)
 
 
+# --- every right that there is --------------------------------------------------------------------
+
+_RIGHTS = """
+    with granted(what, name, acl) as (
+        select 'schema', nspname, nspacl from pg_namespace
+        union all
+        select 'relation', n.nspname || '.' || c.relname, c.relacl
+          from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        union all
+        select 'column', n.nspname || '.' || c.relname || '.' || a.attname, a.attacl
+          from pg_attribute a join pg_class c on c.oid = a.attrelid
+                              join pg_namespace n on n.oid = c.relnamespace
+        union all
+        select 'function', n.nspname || '.' || p.proname, p.proacl
+          from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+        union all
+        select 'database', datname, datacl from pg_database where datname = current_database()
+        union all
+        select 'type', n.nspname || '.' || t.typname, t.typacl
+          from pg_type t join pg_namespace n on n.oid = t.typnamespace
+    )
+    select what, name, lower(right_.privilege_type) as may, right_.is_grantable as pass_on
+      from granted, aclexplode(acl) as right_ where right_.grantee = $1::regrole
+"""
+INSERTS = (
+    "kind payload headers key priority due_at execute_at misfire_grace_ms timeout_ms max_attempts"
+).split()
+APPLICATION_CALLS = (
+    "bucket cancel cancel_keys cancel_many check_reference clock discard discard_many find hint"
+    " hint_horizon hint_line hint_text instant is_order live micros notify reschedule"
+    " reschedule_keys reschedule_many revive revive_many run_now run_now_many schedule"
+    " schedule_keyed schedule_many schedule_one"
+).split()
+ADMINISTRATORS_CALLS = {"grant_app", "grant_node"}
+READ, WRITE = {"select"}, {"select", "insert", "update", "delete"}
+NODE_WRITES = {
+    **dict.fromkeys("tasks dead_tasks nodes idempotency kinds".split(), WRITE),
+    "task_history": {"select", "insert"},
+    "task_history_default": {"select", "delete"},
+}
+
+
+async def _rights(owner: Connection, role: str) -> dict[str, dict[str, set[str]]]:
+    """By kind of object: what each may be used for."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for row in await owner.fetch(_RIGHTS, role):
+        assert not row["pass_on"], row
+        name = row["name"].removeprefix("delayq.")
+        found.setdefault(row["what"], {}).setdefault(name, set()).add(row["may"])
+    return found
+
+
+async def _names(owner: Connection, sql: str) -> set[str]:
+    return {row[0] for row in await owner.fetch(sql)}
+
+
+_TABLES = """
+    select relname from pg_class
+     where relnamespace = 'delayq'::regnamespace and relkind in ('r', 'p', 'v', 'm', 'f')
+"""
+_FUNCTIONS = "select distinct proname from pg_proc where pronamespace = 'delayq'::regnamespace"
+
+
+async def test_the_application_role_has_these_rights_and_no_others(owner: Connection) -> None:
+    rights = await _rights(owner, "delayq_app")
+    assert rights.pop("schema") == {"delayq": {"usage"}}
+    assert rights.pop("relation") == dict.fromkeys(await _names(owner, _TABLES), READ)
+    assert rights.pop("column") == {f"tasks.{name}": {"insert"} for name in INSERTS}
+    assert sorted(rights.pop("function")) == APPLICATION_CALLS
+    assert rights == {}
+
+
+async def test_the_node_role_has_these_rights_and_no_others(owner: Connection) -> None:
+    rights = await _rights(owner, "delayq_node")
+    tables = dict.fromkeys(await _names(owner, _TABLES), READ)
+    assert rights.pop("schema") == {"delayq": {"usage"}}
+    assert rights.pop("relation") == tables | NODE_WRITES
+    assert rights.pop("column") == {f"tasks.{name}": {"insert"} for name in INSERTS}
+    functions = await _names(owner, _FUNCTIONS)
+    assert set(rights.pop("function")) == functions - ADMINISTRATORS_CALLS
+    assert rights == {}
+
+
+async def test_nobody_else_has_any_right_and_the_roles_belong_to_no_other(
+    owner: Connection,
+) -> None:
+    others = await owner.fetch(_RIGHTS.replace("$1::regrole", "0"))  # what everybody has
+    assert [row for row in others if row["name"].startswith("delayq")] == []
+    member_of = await owner.fetch(
+        "select roleid::regrole::text from pg_auth_members"
+        " where member in ('delayq_app'::regrole, 'delayq_node'::regrole)"
+    )
+    assert member_of == []
+
+
+@pytest.mark.parametrize("role", ["delayq_app", "delayq_node"])
+async def test_no_role_changes_the_schema_or_touches_what_is_not_delayqs(
+    owner: Connection, login: Login, role: str
+) -> None:
+    async with logged_in(login, role) as conn:
+        forbidden = [
+            f"{verb} {table}"
+            for table in ("orders", "private.secrets")
+            for verb in ("select from", "delete from", "truncate", "drop table", "lock table")
+        ]
+        forbidden += [
+            "insert into orders values (1, 'x')",
+            "update orders set state = 'x'",
+            "insert into private.secrets values ('x')",
+            "update private.secrets set word = 'x'",
+            "create table private.mine ()",
+            "create function private.mine() returns int language sql as 'select 1'",
+            "create function delayq.mine() returns int language sql as 'select 1'",
+            "create or replace function delayq.clock() returns date language sql as 'select null'",
+            "alter function delayq.clock() volatile",
+            "create index on delayq.tasks (kind)",
+            "create rule mine as on insert to delayq.tasks do nothing",
+            "alter table delayq.tasks add column mine int",
+            "comment on table delayq.tasks is 'mine'",
+            "drop schema delayq cascade",
+            "alter schema private rename to mine",
+            "create role mine",
+            "set role postgres",
+            "copy delayq.tasks (kind) to program 'cat'",
+            "select pg_read_file('postgresql.conf')",
+            "update delayq.migrations set checksum = ''",
+            "delete from delayq.migrations",
+        ]
+        if conn.get_server_version().major >= 15:  # before, PostgreSQL gave everybody that right
+            forbidden.append("create table public.mine ()")
+        assert [sql for sql in forbidden if not await refused(conn, sql)] == []
+
+
+async def refused(conn: Connection, sql: str) -> bool:
+    """Whether the role lacks the right to do so; nothing of it stays."""
+    transaction = conn.transaction()
+    await transaction.start()
+    try:
+        await conn.execute(sql)
+    except REFUSED:
+        return True
+    finally:
+        await transaction.rollback()
+    return False
+
+
+async def test_the_application_writes_no_table_by_itself(owner: Connection, login: Login) -> None:
+    async with logged_in(login, "delayq_app") as conn:
+        await schedule(conn, key="order:1")
+        for table in await _names(owner, _TABLES):
+            column = await owner.fetchval(
+                "select attname from pg_attribute where attrelid = $1::regclass and attnum = 1",
+                f"delayq.{table}",
+            )
+            forbidden = [
+                f"update delayq.{table} set {column} = default",
+                f"delete from delayq.{table}",
+                f"truncate delayq.{table}",
+                f"select * from delayq.{table} for update",
+                f"insert into delayq.{table} ({column}) overriding system value values (default)",
+            ]
+            if table != "tasks":  # whoever may insert may lock so
+                forbidden.append(f"lock table delayq.{table} in row exclusive mode")
+            assert [sql for sql in forbidden if not await refused(conn, sql)] == []
+
+
+# Whoever can make functions of his own puts them before PostgreSQL's. They are plain ones, with
+# their caller's rights: if a function of delayq called one, it would run as the owner.
+_TRAPS = """
+    create function evil.{name}({arguments}) returns {result} language plpgsql as $$
+    begin raise exception 'hijacked as %', current_user; end $$
+"""
+HIJACKED = [
+    ("array_position", "text[], text", "integer"),
+    ("unnest", "bigint[]", "setof bigint"),
+    ("unnest", "text[]", "setof text"),
+    ("generate_series", "bigint, bigint", "setof bigint"),
+    ("now", "", "timestamptz"),
+    ("random", "", "float8"),
+    ("clock_timestamp", "", "timestamptz"),
+    ("octet_length", "text", "integer"),
+    ("pg_column_size", "jsonb", "integer"),
+    ("jsonb_typeof", "jsonb", "text"),
+    ("current_setting", "text, boolean", "text"),
+    ("set_config", "text, text, boolean", "text"),
+    ("pg_notify", "text, text", "void"),
+    ("hashint8extended", "bigint, bigint", "bigint"),
+    ("equal", "bigint, bigint", "boolean"),
+    ("equal", "text, text", "boolean"),
+    ("added", "timestamptz, interval", "timestamptz"),
+    ("joined", "bigint, text", "text"),
+]
+_OPERATORS = """
+    create operator evil.= (leftarg = bigint, rightarg = bigint, function = evil.equal);
+    create operator evil.= (leftarg = text, rightarg = text, function = evil.equal);
+    create operator evil.+ (leftarg = timestamptz, rightarg = interval, function = evil.added);
+    create operator evil.|| (leftarg = bigint, rightarg = text, function = evil.joined);
+"""
+
+
+SCHEDULED = """
+    created::pg_catalog.text from delayq.schedule(
+        'expire', delay => '5 minutes', key => 'a', idempotency_key => 'b', payload => '{"n": 1}')
+"""
+VERBS = [
+    (SCHEDULED, "true"),
+    ("created::pg_catalog.text from delayq.schedule('expire', delay => '0', key => 'a')", "false"),
+    ("delayq.reschedule(kind => 'expire', key => 'a', delay => '1 hour')", "moved"),
+    ("answer from delayq.reschedule_keys('expire', array['a'], 0, null, true)", "moved"),
+    ("delayq.run_now(kind => 'expire', key => 'a')", "moved"),
+    ("answer from delayq.cancel_keys('expire', array['a'])", "cancelled"),
+    ("delayq.cancel(9999)", "not_found"),
+    ("answer from delayq.cancel_many(array[9999]::pg_catalog.int8[], true)", "not_found"),
+    ("delayq.revive(9999)", "not_found"),
+    ("delayq.discard(9999)", "not_found"),
+]
+DUTIES = [
+    ("delayq.settle(9999, 1)", "lost"),
+    ("count(*)::pg_catalog.text from delayq.make_partitions(7)", "8"),
+    ("count(*)::pg_catalog.text from delayq.drop_partitions('2001-01-01')", "0"),
+]
+
+
+@pytest.mark.parametrize("role", ["delayq_app", "delayq_node"])
+async def test_functions_that_run_as_the_owner_are_not_led_astray_by_their_caller(
+    owner: Connection, login: Login, role: str
+) -> None:
+    dsn = await login(role)
+    await owner.execute(f"create schema evil authorization {urlsplit(dsn).username}")
+    async with connected(dsn) as conn:
+        for name, arguments, result in HIJACKED:
+            await conn.execute(_TRAPS.format(name=name, arguments=arguments, result=result))
+        await conn.execute(_OPERATORS)
+        for name in ("tasks", "dead_tasks", "task_history", "idempotency", "kinds"):
+            await conn.execute(f"create temporary table {name} (like delayq.{name})")
+        await conn.execute("set search_path = pg_temp, evil, pg_catalog")
+        with pytest.raises(asyncpg.RaiseError, match="hijacked as login_"):
+            await conn.execute("select 'a'::text = 'a'::text")  # so the trap is set
+        for sql, answer in VERBS + (DUTIES if role == "delayq_node" else []):
+            assert await conn.fetchval(f"select {sql}") == answer, sql
+        for name in ("tasks", "task_history", "idempotency"):
+            assert await conn.fetchval(f"select count(*) from pg_temp.{name}") == 0
+    assert await owner.fetchval("select count(*) from delayq.task_history") == 1
+
+
+async def test_no_function_of_an_application_in_public_is_called_with_the_rights_of_a_node(
+    owner: Connection, login: Login
+) -> None:
+    """Where everybody may create in `public`, as in clusters that began before PostgreSQL 15."""
+    await owner.execute("insert into orders values (42, 'unpaid')")
+    await owner.execute("grant create on schema public to public")
+    node_dsn = await login("delayq_node")
+    await owner.execute(f"grant select, update on orders to {urlsplit(node_dsn).username}")
+    closer = [
+        ("unnest", "smallint[]", "setof smallint"),
+        ("pg_column_size", "delayq.payload", "integer"),
+        ("equal", "delayq.kind, text", "boolean"),
+    ]
+    async with logged_in(login, "delayq_app") as app:
+        for name, arguments, result in HIJACKED + closer:
+            trap = _TRAPS.format(name=name, arguments=arguments, result=result)
+            await app.execute(trap.replace("evil.", "public."))
+        await app.execute(
+            "create operator public.="
+            " (leftarg = delayq.kind, rightarg = text, function = public.equal)"
+        )
+        with pytest.raises(asyncpg.RaiseError, match="hijacked as login_"):
+            await app.execute("select array_position(array['a'], 'a'::text)")  # so the trap is set
+        async with running_node(node_dsn) as (_, done):
+            task = await app.fetchval(
+                "select id from delayq.schedule('expire', '{\"order_id\": 42}', delay => '0')"
+            )
+            await asyncio.wait_for(done.wait(), 10)
+            ended = "select state from delayq.task_history where id = $1"
+            assert await eventually(app, ended, task) == "succeeded"
+
+
 async def test_a_stranger_may_not_even_look(owner: Connection, login: Login) -> None:
     async with logged_in(login) as conn:
         for forbidden in (

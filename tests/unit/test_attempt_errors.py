@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import reprlib
+import time
 from typing import Any, NoReturn
 
 import asyncpg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from delayq.attempt_errors import describe, message_of
 
@@ -66,6 +70,64 @@ def test_no_source_line_and_no_value_is_in_the_place() -> None:
 )
 def test_what_stands_in_the_payload_is_blanked(payload: str, message: str, kept: str) -> None:
     assert message_of(ValueError(message), payload, 4096) == kept
+
+
+LONG = "4111-" + "0123456789" * 30 + "-1111"
+
+
+def _not_valid(value: object) -> ValidationError:
+    with pytest.raises(ValidationError) as refused:
+        TypeAdapter(dict[str, int]).validate_python(value)
+    return refused.value
+
+
+def _no_number(text: str) -> ValueError:
+    with pytest.raises(ValueError, match="invalid literal") as refused:
+        int(text)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    "value", [LONG, {"card": LONG}, {LONG: "x"}, {"a": 1, "b": [LONG, LONG], "c": LONG}]
+)
+def test_a_refused_input_is_not_in_the_error_of_a_validation(value: object) -> None:
+    message = message_of(_not_valid(value), json.dumps({"given": value}), 4096)
+    assert "validation errors for dict[str,int]: " in message
+    assert "Input should be a valid" in message
+    assert not re.search(r"4111|0123|6789|1111", message)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        _no_number(LONG),  # Python cuts it after 200 characters
+        ValueError(reprlib.repr(LONG)),
+        ValueError(reprlib.repr([LONG, LONG])),
+        ValueError(f"{LONG[:20]}, {LONG[:20]} and {LONG[-20:]} {LONG[-20:]}"),
+        ValueError(LONG[:-1] + LONG[1:]),
+    ],
+    ids=repr,
+)
+def test_what_is_cut_short_is_blanked_all_the_same(error: Exception) -> None:
+    message = message_of(error, json.dumps({"card": LONG}), 4096)
+    assert "[…]" in message
+    assert not re.search(r"4111|0123|6789|1111", message)
+
+
+def test_what_only_begins_alike_is_kept_from_where_it_differs() -> None:
+    payload = json.dumps({"path": "/srv/shop/orders/42"})
+    assert message_of(ValueError("no /srv/shop/items"), payload, 4096) == "no […]items"
+    assert message_of(ValueError("/srv"), payload, 4096) == "/srv"
+
+
+def test_a_huge_text_full_of_beginnings_takes_no_time() -> None:
+    payload = json.dumps(
+        {"word": "abcdefgh-1", **{f"key{n}": f"abcdefgh-{n}x" for n in range(900)}}
+    )
+    started = time.perf_counter()
+    message = message_of(ValueError("abcdefgh" * 500_000), payload, 4096)
+    assert time.perf_counter() - started < 2
+    assert "abcd" not in message
 
 
 @pytest.mark.parametrize("payload", ["{", '{"a": ' + "[" * 100_000, "\ud800"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -204,6 +205,21 @@ def test_asyncio_does_not_tell_what_the_failed_task_was_given(stream: io.StringI
     )
     event = _event(stream)
     assert event["said"] == "Task exception was never retrieved"
+    assert MARKER not in stream.getvalue()
+
+
+def test_asyncio_does_not_tell_what_the_failed_callback_was_given(stream: io.StringIO) -> None:
+    def fails(secret: str) -> None:
+        raise ValueError(secret)
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(fails, MARKER)
+        await asyncio.sleep(0)
+
+    configure("INFO", "json", stream)
+    asyncio.run(main())
+    event = _event(stream)
+    assert (event["said"], event["error"]) == ("Exception in callback", "ValueError")
     assert MARKER not in stream.getvalue()
 
 
