@@ -82,7 +82,7 @@ def write_json(
     text = _plain_floats(raw.decode())
     if len(text.encode()) > limit:
         raise InvalidArgument(field, f"must be at most {limit} bytes of JSON; store a reference")
-    if _depth(text) > MAX_DEPTH:
+    if depth_of(text) > MAX_DEPTH:
         raise explain(value, field)
     return text
 
@@ -232,7 +232,8 @@ def _plain_float(match: re.Match[str]) -> str:
     return token if token.startswith('"') else f"{int(float(token))}.0"
 
 
-def _depth(text: str) -> int:
+def depth_of(text: str) -> int:
+    """How many levels deep a JSON text is nested; 0 if that is nothing to mind."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return 0
     depth = deepest = 0

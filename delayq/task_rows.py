@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 from delayq.errors import KeyTaken
 from delayq.instants import instant_from_us
 from delayq.model import NodeInfo, NodeState, ScheduledTask, Task, TaskRequest, TaskState
+from delayq.payload import MAX_DEPTH, depth_of
 
 if TYPE_CHECKING:
     import asyncpg
@@ -160,8 +161,10 @@ def _instant(microseconds: int | None) -> datetime | None:
 
 
 def _read(text: str | None) -> Any:
-    """JSON that anybody may have inserted: what Python cannot read stays text."""
+    """JSON that anybody may have inserted: what Python cannot read, or walk through, stays text."""
+    if text is None or depth_of(text) > MAX_DEPTH:
+        return text
     try:
-        return None if text is None else json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return text
