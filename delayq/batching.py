@@ -8,11 +8,12 @@ is made to wait when too many are waiting, and may be cancelled without harming 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import copy_context
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from delayq.errors import DatabaseTimeout, DelayQError
 
@@ -27,6 +28,13 @@ def _splittable(_error: Exception) -> bool:
     return False
 
 
+class Weight(NamedTuple, Generic[T]):
+    """What an item adds to a call, and how much one call may carry."""
+
+    size_of: Callable[[T], int]
+    max_bytes: int
+
+
 class Batcher(Generic[T, R]):
     """Gathers items from many callers into calls of `run`.
 
@@ -35,8 +43,10 @@ class Batcher(Generic[T, R]):
     is split in halves and tried again, unless `unsplittable` says that the error has nothing
     to do with the items (the connection was lost). `run` must have a time limit of its own.
 
-    At most `max_waiting` items wait to be sent and `in_flight` calls run at a time. With
-    `size_of`, a batch of more than one item stays within `max_bytes`.
+    At most `max_waiting` items wait to be sent and `in_flight` calls run at a time. Where several
+    may, and at least `share_above` items wait, a call leaves the others their share: who waits for
+    one answer does not make ready the next call, and so the database would idle meanwhile. With
+    a `weight`, a batch of more than one item stays within its bytes.
     """
 
     def __init__(
@@ -46,16 +56,16 @@ class Batcher(Generic[T, R]):
         max_size: int,
         max_waiting: int,
         in_flight: int = 1,
+        share_above: float = math.inf,
         unsplittable: Callable[[Exception], bool] = _splittable,
-        size_of: Callable[[T], int] | None = None,
-        max_bytes: int = 0,
+        weight: Weight[T] | None = None,
     ) -> None:
         self._run = run
         self._max_size = max_size
-        self._max_bytes = max_bytes
         self._in_flight = in_flight
+        self._share_above = share_above
         self._unsplittable = unsplittable
-        self._size_of = size_of
+        self._weight = weight
         # Workers live longer than the submitter that launched them: they must not inherit
         # its context variables (a trace, a tenant).
         self._context = copy_context()
@@ -179,9 +189,9 @@ class Batcher(Generic[T, R]):
             self._waiting.clear()
 
     def _take(self) -> _Batch[R, T]:
-        batch = list(islice(self._waiting.items(), self._max_size))
-        if self._size_of is not None:
-            batch = batch[: self._fitting(batch, self._size_of)]
+        batch = list(islice(self._waiting.items(), min(self._max_size, self._share())))
+        if self._weight is not None:
+            batch = batch[: _fitting(batch, self._weight)]
         if len(batch) == len(self._waiting):
             self._waiting.clear()
         else:
@@ -190,13 +200,10 @@ class Batcher(Generic[T, R]):
         self._grant(len(batch))
         return batch
 
-    def _fitting(self, batch: _Batch[R, T], size_of: Callable[[T], int]) -> int:
-        total = 0
-        for count, (_, item) in enumerate(batch):
-            total += size_of(item)
-            if total > self._max_bytes:
-                return max(count, 1)
-        return len(batch)
+    def _share(self) -> int:
+        """How many of those that wait are for one call: all, or its part."""
+        waiting, free = len(self._waiting), self._in_flight - self._active + 1
+        return waiting if waiting < self._share_above else -(-waiting // free)
 
     async def _send(self, batch: _Batch[R, T]) -> None:
         # Withdrawn while it waited here: its submitter has not had time to say so yet.
@@ -217,6 +224,15 @@ class Batcher(Generic[T, R]):
         middle = len(batch) // 2
         await self._send(batch[:middle])
         await self._send(batch[middle:])
+
+
+def _fitting(batch: _Batch[R, T], weight: Weight[T]) -> int:
+    total = 0
+    for count, (_, item) in enumerate(batch):
+        total += weight.size_of(item)
+        if total > weight.max_bytes:
+            return max(count, 1)
+    return len(batch)
 
 
 def _answer(batch: _Batch[R, T], results: list[R | Exception]) -> None:

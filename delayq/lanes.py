@@ -29,12 +29,12 @@ ASK_AGAIN: Final = "the outcome is unknown; asking again is safe"
 
 _TRIES: Final = 4  # at a deadlock or a serialization failure of our own statement
 _BRIEFLY_MS: Final = 50
-_SHARED: Final = 3  # one each for the shared schedules, cancels and moves
+_SHARED: Final = 4  # two for the shared schedules, one each for the cancels and moves
 _LOCKED: Final = "another transaction holds a lock on the task; nothing was done"
 
 
 class Lanes:
-    """Runs statements on a pool. A pool of fewer than five connections has no room to spare."""
+    """Runs statements on a pool. A pool of fewer than six connections has no room to spare."""
 
     def __init__(
         self,

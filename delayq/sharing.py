@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from delayq.batches import BATCH_BYTES, size_of
-from delayq.batching import Batcher
+from delayq.batching import Batcher, Weight
 from delayq.failures import is_transient
 from delayq.model import Cancel, Reschedule, ScheduledTask, TaskRequest
 from delayq.task_rows import Move
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _MAX_ROWS: Final = 500
 _MAX_WAITING: Final = 10_000
+_WORTH_TWO: Final = 16
+"""As few schedules cost more in two statements than in one."""
 
 _MAY_BE_THERE: Final = (
     "the outcome is unknown: the task may have been scheduled; with an idempotency_key it would be "
@@ -39,9 +41,10 @@ class Sharing:
             self._schedule_batch,
             max_size=_MAX_ROWS,
             max_waiting=_MAX_WAITING,
+            in_flight=2,
+            share_above=_WORTH_TWO,
             unsplittable=is_transient,
-            size_of=size_of,
-            max_bytes=BATCH_BYTES,
+            weight=Weight(size_of, BATCH_BYTES),
         )
         self._cancels = Batcher[int, Cancel | None](
             self._cancel_batch,

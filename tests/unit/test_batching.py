@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayq.batching import Batcher
+from delayq.batching import Batcher, Weight
 from delayq.errors import DatabaseTimeout, DatabaseUnavailable, DelayQError
 
 
@@ -102,6 +102,20 @@ async def test_no_more_calls_than_allowed_are_in_flight(in_flight: int) -> None:
     server.open.set()
     assert await asyncio.gather(*tasks) == [n * 10 for n in range(20)]
     assert server.most_busy == in_flight
+
+
+@pytest.mark.parametrize(
+    ("items", "sizes"), [(1, [1]), (7, [7]), (8, [4, 4]), (9, [5, 4]), (30, [10, 10, 10])]
+)
+async def test_calls_that_may_run_at_a_time_share_what_waits_if_it_is_worth_it(
+    items: int, sizes: list[int]
+) -> None:
+    server = Server()
+    batcher = Batcher(server.run, max_size=10, max_waiting=100, in_flight=2, share_above=8)
+    answers = [start(batcher.submit(item)) for item in range(items)]
+    assert await asyncio.gather(*answers) == [item * 10 for item in range(items)]
+    assert [len(batch) for batch in server.batches] == sizes
+    assert [item for batch in server.batches for item in batch] == list(range(items))
 
 
 async def test_an_item_that_comes_just_as_a_worker_ends_is_not_stranded() -> None:
@@ -373,7 +387,7 @@ async def test_a_worker_that_is_cancelled_before_it_began_strands_nobody() -> No
 async def test_a_batch_stays_within_its_bytes_and_a_huge_item_goes_alone() -> None:
     server = Server()
     batcher = Batcher(
-        server.run, max_size=10, max_waiting=100, size_of=lambda item: item, max_bytes=10
+        server.run, max_size=10, max_waiting=100, weight=Weight(lambda item: item, 10)
     )
     await asyncio.gather(*(batcher.submit(n) for n in (4, 6, 1, 99, 5, 5, 5)))
     assert server.batches == [[4, 6], [1], [99], [5, 5], [5]]
