@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,7 +24,7 @@ from delayq.postgres import binaries
 from delayq.postgres.account import run_as
 from delayq.settings import load_settings
 from tests.certificates import Authority, Pair
-from tests.chaos.server import PostgresServer, Tools
+from tests.chaos.server import PostgresServer, Tools, free_port
 from tests.conftest import TEST_PG_BIN
 from tests.helpers import absent, connected
 from tests.nodes import eventually
@@ -61,7 +60,7 @@ class TlsServer:
         self._forged = self.strangers.issue("forged", "localhost", hosts=("localhost",))
         self._numbers = itertools.count(1)
         self._tools = Tools(_binaries())
-        self._server = PostgresServer(self._tools, folder / "pg", _free_port())
+        self._server = PostgresServer(self._tools, folder / "pg", free_port())
 
     async def start(self) -> None:
         """Make it, with a migrated template and the roles, and return when it answers."""
@@ -211,10 +210,3 @@ def _binaries() -> Path:
 
 def _give_up() -> NoReturn:
     absent("a PostgreSQL server with TLS (such as Debian's)")
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import asyncpg
 from delayq.failures import is_transient
 from delayq.migrate import migrate
 from tests.chaos.ledger import LEDGER, note, now_us
-from tests.chaos.server import DATABASE, NOT_READY, PostgresServer, Tools
+from tests.chaos.server import DATABASE, NOT_READY, PostgresServer, Tools, free_port
 from tests.chaos.timeline import Step
 from tests.chaos.waiting import until
 from tests.chaos.wire import Wire, wire
@@ -176,7 +175,7 @@ class Cluster:
         self.folder = folder
         self.tools = tools
         self.servers = [
-            PostgresServer(tools, folder / f"postgres-{number}", _free_port()) for number in (1, 2)
+            PostgresServer(tools, folder / f"postgres-{number}", free_port()) for number in (1, 2)
         ]
         self.primary = self.servers[0]
         self.settings = settings
@@ -377,9 +376,3 @@ def steps_of(lines: list[dict[str, Any]]) -> list[Step]:
     """The steps of the database's clock, from the ledger."""
     return [Step(line["begun"], line["at"], line["shift"])
             for line in lines if line["what"] == "step"]  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])

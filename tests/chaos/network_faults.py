@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from tests.chaos.fault import Fault
-from tests.chaos.server import DATABASE, NOT_READY
+from tests.chaos.server import DATABASE, NOT_READY, free_port
 from tests.chaos.waiting import until
 from tests.chaos.wire import Way
 
@@ -146,9 +145,7 @@ class Pooler(WireFault):
         return None if shutil.which("pgbouncer") else "pgbouncer"
 
     async def prepare(self) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            port = int(taken.getsockname()[1])
+        port = free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="delayq-chaos-pooler-"))
         self._folder.chmod(0o755)
         file = self._folder / "pgbouncer.ini"

@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,13 @@ OPTIONS = {
 }
 START_LIMIT_S = 60.0
 NOT_READY = DRIVER_ERRORS
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 class Tools:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 from delayq.database import Database, close, parse_dsn
 from delayq.errors import DatabaseUnavailable
 from delayq.settings import Settings
+from tests.chaos.server import free_port
 from tests.helpers import absent
 from tests.relay import relay
 
@@ -49,10 +49,8 @@ def _pgbouncer(dsn: str, configuration: dict[str, str]) -> Iterator[int]:
     program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if program is None:
         absent("PgBouncer (as root, scripts/test --all installs it where there is apt-get)")
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        taken.close()
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         file = Path(folder) / "pgbouncer.ini"
         file.write_text(_configuration(dsn, port, configuration))
