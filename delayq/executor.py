@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from delayq.context import Context
 from delayq.lease import Interruption, Lease, Outcome, Settlement
@@ -72,6 +72,13 @@ class Executor:
             if lease is not None and not lease.cancel_requested:
                 lease.cancel_requested = True
                 self._interrupt(lease, Interruption.CANCEL)
+
+    def told_of(self, runner: asyncio.Task[Any]) -> dict[str, object]:
+        """What this asyncio task runs, as fields of an event. From any thread."""
+        for lease in list(self.running.values()):
+            if lease.runner is runner:
+                return {"task_id": lease.id, "kind": lease.kind}
+        return {}
 
     def stop(self, why: Interruption) -> None:
         """End everything that runs, and whatever would start from now on."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from delayq.clock import Clock, DatabaseClock
 from delayq.commons import Commons
@@ -90,6 +90,7 @@ class Incarnation:
                 buried=self._hear_burial,
                 fenced=self._fence,
                 burials=self._hear_burials,
+                whose=self._whose,
             ),
         )
 
@@ -180,6 +181,9 @@ class Incarnation:
 
     def _hear_burials(self, buried: list[int]) -> None:
         self._news.hear_burials(buried)
+
+    def _whose(self, task: asyncio.Task[Any]) -> dict[str, object]:
+        return self._executor.told_of(task)
 
     # --- life --------------------------------------------------------------------------------
 

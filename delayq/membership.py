@@ -27,6 +27,7 @@ from delayq.judge import Judge
 from delayq.log import log
 from delayq.model import NodeState
 from delayq.policy import may_fire
+from delayq.stalls import Stalls, Whose
 from delayq.statements import statement
 
 _MARGIN_SHARE: Final = 10
@@ -63,6 +64,8 @@ class Witnesses:
     """no beat got through for so long that peers may take this node for dead"""
     burials: Callable[[list[int]], None]
     """these peers were just buried by us: adopt what they ran"""
+    whose: Whose
+    """not told but asked, and from the beat thread: what an asyncio task of this node runs"""
 
 
 class Membership:
@@ -80,6 +83,7 @@ class Membership:
         self._ttl_us = round(settings.lease_ttl_s * 1e6)
         self._margin_us = self._ttl_us // _MARGIN_SHARE
         self._stall_us = round(settings.loop_stall_limit_s * 1e6)
+        self._stalls = Stalls(clock, self._incarnation, self._stall_us, witnesses.whose)
         self._judge = Judge(self._ttl_us)
         self._home = asyncio.get_running_loop()
         self._thread: Thread | None = None
@@ -88,7 +92,6 @@ class Membership:
         self._stop: asyncio.Event | None = None
         self._soon: asyncio.Event | None = None
         self._sent_us = clock.boottime_us()
-        self._turned_us = clock.boottime_us()
         self._over = False
         self._leaving = False
         self._fenced = False
@@ -250,21 +253,14 @@ class Membership:
             late_us = self._clock.boottime_us() - looked_us
             looked_us += late_us
             if late_us > 2e6 * look_s + self._stall_us // 2:
-                self._turned_us = looked_us  # this thread stood still too: suspend, or SIGSTOP
+                self._stalls.forgive()
             if not self._fenced and not self._over and not self.may_fire():
                 self._fenced = True
                 log.bind(node=self._incarnation).error("node.fenced")
                 self._tell(self._witnesses.fenced)
-            self._tell(self._turned)
-            stalled_us = self._clock.boottime_us() - self._turned_us
-            if stalled_us > self._stall_us:
-                log.bind(node=self._incarnation, stalled_s=round(stalled_us / 1e6)).critical(
-                    "loop.stalled"
-                )
+            self._tell(self._stalls.turned)
+            if self._stalls.look():
                 os._exit(_STALL_EXIT)
-
-    def _turned(self) -> None:
-        self._turned_us = self._clock.boottime_us()
 
     def _tell(self, callback: Callable[..., None], *args: object) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,6 +22,7 @@ from delayq.dsn import parse_dsn
 
 if TYPE_CHECKING:
     from delayq.database import Connection
+    from tests.conftest import Logged
 
 PATIENCE_S = 10.0
 _CLOCK = """
@@ -118,6 +119,11 @@ async def wait_for(condition: Callable[[], object], what: str, limit_s: float = 
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {limit_s} s: {what}")
         await asyncio.sleep(0.005)
+
+
+def events(logged: Sequence[Logged], name: str) -> list[Logged]:
+    """Those of what was logged that have this name."""
+    return [event for event in logged if event.event == name]
 
 
 def absent(what: str) -> NoReturn:

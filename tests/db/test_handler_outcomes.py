@@ -17,7 +17,7 @@ import pytest
 from delayq import leaving
 from delayq.context import Context
 from delayq.errors import Dead, EffectMisused, LeaseLost, Retry, Snooze
-from tests.helpers import connected, wait_for, wait_until_blocked
+from tests.helpers import connected, events, wait_for, wait_until_blocked
 from tests.nodes import (
     Application,
     all_ended,
@@ -165,8 +165,8 @@ async def test_what_a_handler_returns_is_discarded(
         assert (await ended(conn, await schedule(conn, "returns"))).state == "succeeded"
 
 
-async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_runs_once(
-    app: Application, conn: Connection
+async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_runs_once_and_is_named(
+    app: Application, conn: Connection, logged: list[Logged]
 ) -> None:
     """C038."""
     starts: list[int] = []
@@ -188,7 +188,17 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_runs_once(
         assert end.node in (first.id, second.id)
         assert await conn.fetchval("select count(*) from delayq.nodes where state = 'active'") == 2
         assert (await ended(conn, await schedule(conn, "bystander"))).state == "succeeded"
+        # each node has a thread that looks, and here both look at one loop
+        await wait_for(lambda: len(events(logged, "loop.turns_again")) == 2, "both have told")
     assert starts == [1]
+    for event, at_least_s in (("loop.blocked", 1.0), ("loop.turns_again", 3.0)):
+        told = events(logged, event)
+        assert len(told) == 2
+        assert {entry.fields["node"] for entry in told} == {first.id, second.id}
+        assert all(entry.fields["blocked_s"] >= at_least_s for entry in told)
+        assert all(entry.fields["where"].startswith("test_handler_outcomes.py:") for entry in told)
+        (by_its_own,) = [entry for entry in told if entry.fields["node"] == end.node]
+        assert (by_its_own.fields["task_id"], by_its_own.fields["kind"]) == (blocked, "blocks")
 
 
 # --- outcomes on purpose --------------------------------------------------------------------------

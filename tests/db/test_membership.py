@@ -99,6 +99,7 @@ async def seat(
             lambda: told.append("buried"),
             lambda: told.append("fenced"),
             burials.extend,
+            lambda _: {},
         ),
     )
     subject = Seat(clock, membership, news, told, burials)
@@ -186,7 +187,7 @@ def test_its_thread_ends_when_the_loop_of_the_node_is_gone(
         membership = Membership(
             commons,
             database,
-            Witnesses(lambda _: None, lambda: None, lambda: None, lambda _: None),
+            Witnesses(lambda _: None, lambda: None, lambda: None, lambda _: None, lambda _: {}),
         )
         membership.start()
         return membership
@@ -520,7 +521,7 @@ async def main():
     commons = Commons(Store(database, 7), clock, DatabaseClock(clock), Counters(), settings)
     news = asyncio.Event()
     membership = Membership(commons, database, Witnesses(
-        lambda _: news.set(), lambda: None, lambda: None, lambda _: None))
+        lambda _: news.set(), lambda: None, lambda: None, lambda _: None, lambda _: {}))
     membership.start()
     await news.wait()
     print("beating", flush=True)

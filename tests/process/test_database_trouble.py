@@ -22,7 +22,7 @@ from delayq.embedded import PrivateServer
 from delayq.migrate import migrate
 from delayq.settings import load_settings
 from tests.conftest import SHORT
-from tests.helpers import connected, wait_for, wait_until_blocked
+from tests.helpers import connected, events, wait_for, wait_until_blocked
 from tests.nodes import Application, all_ended, ended, eventually, life, row_of, schedule
 from tests.process.crew import spread
 from tests.relay import relay
@@ -174,9 +174,9 @@ async def test_a_database_that_turns_read_only_and_back(
         ids = await spread(conn, "writes", 60, first_s=0.2, every_ms=20, payload='{"ms": 20}')
         await ended(conn, ids[5])
         await _read_only(conn, True)
-        await wait_for(lambda: _events(logged, "beat.failed"), "a beat failed", 5)
+        await wait_for(lambda: events(logged, "beat.failed"), "a beat failed", 5)
         ids += [await schedule(conn, "writes", {"ms": 0}) for _ in range(5)]
-        await wait_for(lambda: _events(logged, "lease.unknown"), "a lease failed", 5)
+        await wait_for(lambda: events(logged, "lease.unknown"), "a lease failed", 5)
         await _read_only(conn, False)
         ends = await all_ended(conn, ids, 15)
         assert {end.state for end in ends.values()} == {"succeeded"}
@@ -187,10 +187,6 @@ async def test_a_database_that_turns_read_only_and_back(
 async def _read_only(conn: Connection, on: bool) -> None:
     await conn.execute(f"alter system set default_transaction_read_only = {on}")
     await conn.execute("select pg_reload_conf()")
-
-
-def _events(logged: list[Logged], name: str) -> list[Logged]:
-    return [event for event in logged if event.event == name]
 
 
 # --- single connections -------------------------------------------------------------------------
@@ -270,7 +266,7 @@ async def test_a_cut_beat_connection_is_replaced(
         assert (await ended(conn, task_id)).attempt == 1
         assert node.id == before
         await _each_once(conn, [task_id])
-    assert not _events(logged, "node.fenced")
+    assert not events(logged, "node.fenced")
 
 
 @pytest.mark.parametrize("piece", ["Lease those", "settle a batch", "page of the window"])
@@ -316,7 +312,7 @@ async def test_a_lease_that_is_ended_in_mid_statement_is_tried_again(
             await stranger.execute("lock table delayq.tasks in share mode")
             pid = await wait_until_blocked(conn, "Lease those")
             assert await conn.fetchval("select pg_terminate_backend($1)", pid)
-            await wait_for(lambda: _events(logged, "lease.unknown"), "the answer is lost")
+            await wait_for(lambda: events(logged, "lease.unknown"), "the answer is lost")
         ends = await all_ended(conn, ids)
         assert {end.attempt for end in ends.values()} == {1}
         await _each_once(conn, ids)
@@ -348,8 +344,8 @@ async def test_a_lease_that_was_committed_but_whose_answer_is_lost_is_found_and_
         # given back with its attempt: nobody had started them
         assert {(end.state, end.attempt) for end in ends.values()} == {("succeeded", 1)}
         await _each_once(conn, ids)
-    assert _events(logged, "lease.unknown")
-    assert not _events(logged, "leases.forgotten")
+    assert events(logged, "lease.unknown")
+    assert not events(logged, "leases.forgotten")
 
 
 async def _running(conn: Connection, ids: list[int]) -> bool:
@@ -390,7 +386,7 @@ async def test_a_settlement_whose_answer_is_lost_is_not_taken_for_a_lost_lease(
         assert node.counters is not None
         assert node.counters.leases_lost == 0
     assert sorted(runs) == sorted(ids)
-    assert not _events(logged, "lease.lost")
+    assert not events(logged, "lease.lost")
 
 
 async def test_a_commit_of_an_effect_whose_answer_is_lost_is_not_repeated(

@@ -76,11 +76,11 @@ async def test_a_standby_answers_what_reads_and_refuses_what_writes(pair: tuple[
         assert said.returncode == 0, (verb, said.stderr)
         json.loads(said.stdout)
     assert json.loads(call("list", "--json").stdout)["tasks"][0]["kind"] == "works"
-    for verb in WRITING:
-        said = call(*verb)
-        assert said.returncode not in (0, 70), (verb, said.stderr)
-        assert said.stderr.count("\n") == 1, (verb, said.stderr)
-        assert "read-only" in said.stderr, (verb, said.stderr)
+    for words in WRITING:
+        said = call(*words)
+        assert said.returncode not in (0, 70), (words, said.stderr)
+        assert said.stderr.count("\n") == 1, (words, said.stderr)
+        assert "read-only" in said.stderr, (words, said.stderr)
     async with connected(primary) as conn:
         assert await conn.fetchval("select count(*) from delayq.tasks where state = 'pending'") == 1
     with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
