@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Row = tuple[int, int, int, str, int]
 """(id, bucket, execute_at_us, kind, priority)"""
 
-_TURN_ROWS: Final = 400
+TURN_ROWS: Final = 400
 """Rows put into a heap between two turns of the loop: well under 5 ms."""
 _POP: Final = 1_000
 _STANDBY_GRID_US: Final = 50_000
@@ -107,9 +107,9 @@ class Timers:
 
     async def hold(self, rows: Sequence[Row]) -> None:
         """Arm what a page of the table brought, in short turns."""
-        for start in range(0, len(rows), _TURN_ROWS):
-            self._hold_some(rows[start : start + _TURN_ROWS])
-            if len(rows) > _TURN_ROWS:
+        for start in range(0, len(rows), TURN_ROWS):
+            self._hold_some(rows[start : start + TURN_ROWS])
+            if len(rows) > TURN_ROWS:
                 await asyncio.sleep(0)
         self._arm_owned()
         self._arm_standby()
@@ -224,7 +224,7 @@ class Timers:
             timer = heap.get(task_id)
             if timer is not None:
                 self._reassign_one(heap, timer)
-            if done % _TURN_ROWS == _TURN_ROWS - 1:
+            if done % TURN_ROWS == TURN_ROWS - 1:
                 await asyncio.sleep(0)
 
     def _reassign_one(self, heap: TimerHeap, timer: Timer) -> None:
