@@ -27,6 +27,8 @@ _SHORTEST_SECRET: Final = 4
 _SHORTEST_PART: Final = 8
 _SLACK: Final = 4_096
 _MOST_SECRETS: Final = 10_000
+_MOST_WORK: Final = 20_000_000
+"""characters of the text times secrets: some tens of milliseconds of the event loop"""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -80,18 +82,18 @@ def _blanked(text: str, payload: str | None, limit: int) -> str:
         secrets = sorted(_secrets(json.loads(payload)), key=len, reverse=True)
     except (ValueError, RecursionError):
         return _WITHHELD
-    if len(secrets) > _MOST_SECRETS:
-        return _WITHHELD
     longest = len(secrets[0]) if secrets else 0
     cut = text[: limit + 2 * longest]
+    if len(secrets) > _MOST_SECRETS or len(cut) * len(secrets) > _MOST_WORK:
+        return _WITHHELD
     blanked = cut
     for secret in secrets:
         blanked = blanked.replace(secret, _BLANK)
-    if len(cut) == len(text) <= limit + _SLACK:
-        return _without_parts(blanked, secrets)
     # what was cut may end with the first part of a secret
     whole = blanked[: len(blanked) - longest] if len(cut) < len(text) else blanked
-    return _without_parts(whole[: limit + _SLACK], secrets)[:-_SHORTEST_PART]
+    told = _without_parts(whole[: limit + _SLACK], secrets)
+    was_cut = len(cut) < len(text) or len(whole) > limit + _SLACK
+    return told[:-_SHORTEST_PART] if was_cut else told
 
 
 def _without_parts(text: str, secrets: Iterable[str]) -> str:

@@ -113,10 +113,14 @@ class Dsn:
     def _tls_arguments(self) -> dict[str, Any]:
         if tls.trusts_system(self.driver_parameters):
             # To the driver, True means verify-full against the system's roots.
-            return {"ssl": True}
+            rest = {n: value for n, value in self.driver_parameters.items() if n not in tls.TRUST}
+            return {"ssl": True, "dsn": _driver_url(rest)}
         # asyncpg takes certificates only from a URL; this one holds nothing but them.
-        query = urlencode(self.driver_parameters)
-        return {"dsn": f"postgresql://?{query}" if query else None}
+        return {"dsn": _driver_url(self.driver_parameters)}
+
+
+def _driver_url(parameters: dict[str, str]) -> str | None:
+    return f"postgresql://?{urlencode(parameters)}" if parameters else None
 
 
 def parse_dsn(text: str) -> Dsn:

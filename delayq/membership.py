@@ -258,8 +258,9 @@ class Membership:
                 self._fenced = True
                 log.bind(node=self._incarnation).error("node.fenced")
                 self._tell(self._witnesses.fenced)
+            self._stalls.asks()
             self._tell(self._stalls.turned)
-            if self._stalls.look():
+            if self._stalls.look(late_us - round(look_s * 1e6)):
                 os._exit(_STALL_EXIT)
 
     def _tell(self, callback: Callable[..., None], *args: object) -> None:

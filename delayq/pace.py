@@ -16,6 +16,9 @@ from delayq.clock import Clock
 _WAIT_US: Final = 20_000
 _LOOK_US: Final = 5_000
 """The pace is that of so long: a burst is taken in large batches a moment after it began."""
+_CAREFUL_US: Final = 2_000_000
+"""After a mistake the pace is that of 100 ms for so long: handlers that take as long as each other
+end all at once, and then for a while none does."""
 _STILL_US: Final = 100_000
 _EARLIEST_US: Final = 5_000
 _COARSE_US: Final = 1_000
@@ -36,12 +39,13 @@ class Pace:
         self._mark = (0, 0)
         self._rate = 0.0  # finished a microsecond
         self._still = (0, 0)
+        self._careful_until_us = 0
 
     def allowance(self, finished: int) -> int:
         """How many leased tasks may wait for a worker, given how many have finished so far."""
         now_us = self._clock.monotonic_us()
         before, at_us = self._mark
-        if now_us - at_us >= _LOOK_US:
+        if now_us - at_us >= (_STILL_US if now_us < self._careful_until_us else _LOOK_US):
             self._rate = (finished - before) / (now_us - at_us)
             self._mark = (finished, now_us)
         return int(self._rate * _WAIT_US)
@@ -66,4 +70,5 @@ class Pace:
         if self._clock.monotonic_us() - at_us < _STILL_US:
             return False
         self._rate = 0.0
+        self._careful_until_us = self._clock.monotonic_us() + _CAREFUL_US
         return True

@@ -1,4 +1,9 @@
-"""Whether the event loop of a node turns, seen from another thread; and if not, what blocks it."""
+"""Whether the event loop of a node turns, seen from another thread; and if not, what blocks it.
+
+The other thread asks the loop to call back, and looks how long that has taken. What it tells is
+written by threads that live just for it: a log that cannot be written (the loop may be blocked in
+that very write) must not stop the beat too.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +21,12 @@ Whose: TypeAlias = Callable[["asyncio.Task[Any]"], Mapping[str, object]]
 """The task of delayq, as fields of an event, that an asyncio task runs; nothing if it runs none."""
 
 _WORTH_TELLING_US: Final = 1_000_000
+_LATE_ITSELF_US: Final = 250_000
+_LAST_WORDS_S: Final = 1.0
 
 
 class Stalls:
-    """Made in the loop's own thread, which also calls `turned`; asked by another."""
+    """Made in the loop's own thread, which also calls `turned`; the rest is another's."""
 
     def __init__(self, clock: Clock, node: int, limit_us: int, whose: Whose) -> None:
         self._loop = asyncio.get_running_loop()
@@ -28,38 +35,57 @@ class Stalls:
         self._node = node
         self._limit_us = limit_us
         self._whose = whose
-        self._turned_us = clock.boottime_us()
+        self._asked_us: int | None = None
+        self._turned_us = 0
         self._told: tuple[int, Mapping[str, object]] | None = None
 
     def turned(self) -> None:
         """The loop turns."""
         self._turned_us = self._clock.boottime_us()
+        self._asked_us = None
+
+    def asks(self) -> None:
+        """The loop is asked to call `turned`; the first time counts until it does."""
+        if self._asked_us is None:
+            self._asked_us = self._clock.boottime_us()
 
     def forgive(self) -> None:
-        """The other thread stood still too: suspend, or SIGSTOP."""
-        self._turned_us = self._clock.boottime_us()
+        """The asking thread stood still too: suspend, or SIGSTOP."""
+        if self._asked_us is not None:
+            self._asked_us = self._clock.boottime_us()
 
-    def look(self) -> bool:
-        """Tell of a stall of more than a second and of its end; True once it exceeds the limit."""
-        since_us = self._turned_us
-        stalled_us = self._clock.boottime_us() - since_us
-        if self._told is not None and since_us > self._told[0]:
-            began_us, who = self._told
-            self._told = None
-            self._tell("loop.turns_again", since_us - began_us, who)
+    def look(self, late_us: int) -> bool:
+        """Tell of a stall of more than a second and of its end; True once it exceeds the limit.
+
+        `late_us`: how late the asking thread is itself. A second in which it did not run either
+        says nothing about the loop.
+        """
+        asked_us = self._asked_us
+        if asked_us is None:
+            self._tell_of_the_end()
+            return False
+        stalled_us = self._clock.boottime_us() - asked_us
         if stalled_us > self._limit_us:
-            log.bind(
-                node=self._node, stalled_s=round(stalled_us / 1e6), **self._blocker()
-            ).critical("loop.stalled")
+            said = {"stalled_s": round(stalled_us / 1e6), **self._blocker()}
+            self._tell("CRITICAL", "loop.stalled", said).join(_LAST_WORDS_S)
             return True
-        if stalled_us > _WORTH_TELLING_US and self._told is None:
+        if stalled_us > _WORTH_TELLING_US and late_us < _LATE_ITSELF_US and self._told is None:
             who = self._blocker()
-            self._told = since_us, who
-            self._tell("loop.blocked", stalled_us, who)
+            self._told = asked_us, who
+            self._tell("WARNING", "loop.blocked", {"blocked_s": _seconds(stalled_us), **who})
         return False
 
-    def _tell(self, event: str, blocked_us: int, who: Mapping[str, object]) -> None:
-        log.bind(node=self._node, blocked_s=round(blocked_us / 1e6, 1), **who).warning(event)
+    def _tell_of_the_end(self) -> None:
+        if self._told is not None:
+            (asked_us, who), self._told = self._told, None
+            blocked_s = _seconds(self._turned_us - asked_us)
+            self._tell("WARNING", "loop.turns_again", {"blocked_s": blocked_s, **who})
+
+    def _tell(self, level: str, event: str, fields: Mapping[str, object]) -> threading.Thread:
+        write = log.bind(node=self._node, **fields).log
+        teller = threading.Thread(target=write, args=(level, event), daemon=True)
+        teller.start()
+        return teller
 
     def _blocker(self) -> Mapping[str, object]:
         task = asyncio.current_task(self._loop)
@@ -69,3 +95,7 @@ class Stalls:
         # documented in spite of its name; a thread that has ended has no frame
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - see above
         return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _seconds(microseconds: int) -> float:
+    return round(microseconds / 1e6, 1)

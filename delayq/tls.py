@@ -21,6 +21,12 @@ SYSTEM: Final = "system"
 
 MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
+TRUST: Final = ("sslmode", "sslrootcert")
+"""Whom to trust, in the URL."""
+
+_NOT_WITH_SYSTEM: Final = (
+    "sslcert", "sslcrl", "ssl_min_protocol_version", "ssl_max_protocol_version",
+)  # fmt: skip
 _UNVERIFIED: Final = ("allow", "prefer")
 _DEMANDING: Final = ("verify-ca", "verify-full")
 _OUR_OWN: Final = ("sslcert", "sslkey")
@@ -91,8 +97,11 @@ def trusts_system(
     roots = given.get("sslrootcert")
     if roots is None or roots.value != SYSTEM:
         return False
-    if _mode(given, over_tcp=False) not in ("", "verify-full") or "sslcert" in given:
-        raise _bad(f"{roots.told}=system: goes with sslmode=verify-full and without sslcert")
+    if _mode(given, over_tcp=False) not in ("", "verify-full"):
+        raise _bad(f"{roots.told}=system: goes with sslmode=verify-full")
+    for name in _NOT_WITH_SYSTEM:
+        if name in given:
+            raise _bad(f"{roots.told}=system: goes without {given[name].told}")
     return True
 
 

@@ -130,7 +130,7 @@ begin
         update delayq.tasks t
            set state = 'pending', lease_owner = 0, lease_token = 0, deadline_at = 'infinity',
                -- snooze and shutdown give the attempt back, a crash keeps it
-               attempt = t.attempt - case when s.outcome in ('snooze', 'release', 'unstarted') then 1 else 0 end,
+               attempt = greatest(0, t.attempt - case when s.outcome in ('snooze', 'release', 'unstarted') then 1 else 0 end),
                interruptions = t.interruptions + case when s.outcome = 'release' then 1 else 0 end,
                errors = delayq.errors_with(t.errors, s.error, p_errors_kept),
                -- when it was asked for: null meant the instant that is moved now

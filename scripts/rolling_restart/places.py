@@ -19,6 +19,11 @@ _FIELD = re.compile(rf"\{{({'|'.join(FIELDS)})\}}")
 _PATTERN = frozenset("*?[")
 
 
+# Names and hosts are what a row says, whoever may write one may write anything there, and no quotes
+# help within those that the operator wrote.
+_HARMLESS = re.compile(r"[\w.:@%+][\w.:@%+-]*")
+
+
 class Place(Protocol):
     """One of them."""
 
@@ -61,7 +66,7 @@ class Named:
         return f"the name {shown(self.name)}"
 
     def command(self, node: Node) -> str:
-        values = {field: shlex.quote(f"{getattr(node, field)}") for field in FIELDS}
+        values = {field: f"{getattr(node, field)}" for field in FIELDS}
         return _FIELD.sub(lambda found: values[found[1]], self.template)
 
     def hopeless(self) -> str | None:
@@ -137,13 +142,26 @@ def _matching_units(pattern: str, systemctl: Sequence[str]) -> list[str]:
 
 def named(wanted: Iterable[str], template: str, nodes: Iterable[Node]) -> list[Place]:
     """The nodes that the arguments name. Raises Failed if there is none of a name."""
-    there = sorted({node.name for node in nodes if node.state != "dead"})
+    live = [node for node in nodes if node.state != "dead"]
+    there = sorted({node.name for node in live})
     found: dict[str, Named] = {}
     for text in wanted:
         names = [name for name in there if name == text or fnmatchcase(name, text)]
         if not names:
             raise Failed(f"no node is called {shown(text)}; there are {several(there) or 'none'}")
         found |= {name: Named(name, template) for name in names}
+    for node in live:
+        if node.name in found:
+            _check_for_shell(node, template)
     if len(found) > 1 and not any(f"{{{field}}}" in template for field in FIELDS):
         raise Failed("the command is the same for all nodes; put {name}, {id} or the like into it")
     return [*found.values()]
+
+
+def _check_for_shell(node: Node, template: str) -> None:
+    for field, value in (("name", node.name), ("host", node.host)):
+        if f"{{{field}}}" in template and not _HARMLESS.fullmatch(value):
+            raise Failed(
+                f"the {field} {shown(value)} must not stand in a command: only letters, digits and "
+                "._:@%+- may, and no - at its beginning"
+            )

@@ -153,7 +153,9 @@ class Roll:
         if ready and command.poll() == 0:
             return ready[0]
         self._awaited = self._seen_of(comers, ready, known)
-        if not comers and (hopeless := place.hopeless()):
+        # between the two halves of a restart the unit is inactive, and that is no failure
+        over = command.poll() is not None
+        if over and not comers and (hopeless := place.hopeless()):
             raise Failed(f"{self._awaited}: {hopeless}")
         return None
 

@@ -72,3 +72,24 @@ async def test_the_pool_gets_back_what_may_not_stay(
     hand = at_hand(pool, most=most, may_keep=may_keep)
     await hand.give_back(await hand.take(), sound=sound)
     assert pool.get_idle_size() == 1
+
+
+async def test_what_is_in_use_when_all_are_let_go_of_does_not_stay(pool: Pool) -> None:
+    """Else the pool, which waits for it when it is closed, would wait in vain."""
+    hand = at_hand(pool)
+    conn = await hand.take()
+    await hand.let_go()
+    await hand.give_back(conn, sound=True)
+    assert pool.get_idle_size() == pool.get_size() == 1
+
+
+async def test_what_nobody_wanted_for_a_while_goes_back_to_the_pool(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.at_hand._KEPT_S", 0.05)
+    hand = at_hand(pool)
+    one, other = await hand.take(), await hand.take()
+    await hand.give_back(one, sound=True)
+    await hand.give_back(other, sound=True)
+    await wait_for(lambda: pool.get_idle_size() == 2, "both are back")
+    await hand.let_go()

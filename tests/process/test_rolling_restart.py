@@ -514,14 +514,21 @@ async def test_a_command_that_fails_stops_it(tmp_path: Path) -> None:
     assert "stopped at n1: the command that restarts it ended with status 7" in said.errors
 
 
-async def test_what_the_command_is_told_is_quoted_for_the_shell(tmp_path: Path) -> None:
-    name = "a b; touch broken"
-    new = node(2, name)
-    script = play(tmp_path, [node(1, name)], [], [new])
-    said = await script("--restart", "echo {id} {pid} {x} {name} >>touched", "a *")
+async def test_the_command_is_told_whom_it_restarts(tmp_path: Path) -> None:
+    script = play(tmp_path, [node(1, "web-1")], [], [node(2, "web-1")])
+    said = await script("--restart", "echo {id} {pid} {x} '{name}' >>touched", "web*")
     assert said.status == 0, said.errors
-    assert touched(tmp_path) == ["1 1001 {x} " + name]
-    assert not (tmp_path / "broken").exists()
+    assert touched(tmp_path) == ["1 1001 {x} web-1"]
+
+
+@pytest.mark.parametrize("name", ["a b", "-oProxyCommand=touch x", "$(touch x)", "'; touch x; '"])
+async def test_a_name_that_means_something_to_a_shell_is_refused(name: str, tmp_path: Path) -> None:
+    """Whoever may write the row of a node may call it anything."""
+    script = play(tmp_path, [node(1, "n1"), node(2, name)])
+    said = await script("--restart", TOUCH, "*")
+    assert (said.status, touched(tmp_path)) == (2, [])
+    assert "must not stand in a command" in said.errors
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(

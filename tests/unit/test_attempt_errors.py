@@ -120,6 +120,23 @@ def test_what_only_begins_alike_is_kept_from_where_it_differs() -> None:
     assert message_of(ValueError("/srv"), payload, 4096) == "/srv"
 
 
+@pytest.mark.parametrize("size", [8_800, 100_000])
+def test_of_a_text_that_quotes_a_long_document_the_rest_is_whole(size: int) -> None:
+    document = "x" * size
+    payload = json.dumps({"document": document})
+    said = told(ValueError(f"cannot parse {document}: unexpected end"), payload)["message"]
+    assert said == "cannot parse […]: unexpected end"
+    assert told(KeyError(document), payload)["message"] == "'[…]'"
+
+
+def test_a_text_that_would_take_seconds_to_blank_is_withheld() -> None:
+    payload = json.dumps({"long": "y" * 500_000, "short": [f"value {n:04}" for n in range(1_600)]})
+    began = time.process_time()
+    said = told(ValueError("z" * 1_500_000), payload)["message"]
+    assert said == "(withheld: it might quote the payload)"
+    assert time.process_time() - began < 1
+
+
 def test_a_huge_text_full_of_beginnings_takes_no_time() -> None:
     payload = json.dumps(
         {"word": "abcdefgh-1", **{f"key{n}": f"abcdefgh-{n}x" for n in range(900)}}

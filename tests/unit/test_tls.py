@@ -229,9 +229,13 @@ def test_the_systems_roots_may_be_asked_for_by_the_environment(
 ) -> None:
     monkeypatch.setenv("PGSSLROOTCERT", "system")
     assert parse_dsn("postgresql://db.example/").connect_arguments()["ssl"] is True
-    for weaker in ({"sslmode": "require"}, {"sslcert": files.client.cert}):
-        said = _refused(**weaker, sslkey=files.client.key)
-        assert said == ("PGSSLROOTCERT=system: goes with sslmode=verify-full and without sslcert")
+    assert _refused(sslmode="require") == "PGSSLROOTCERT=system: goes with sslmode=verify-full"
+    assert _refused(sslcert=files.client.cert) == "PGSSLROOTCERT=system: goes without sslcert"
+    monkeypatch.setenv("PGSSLCRL", "somewhere")
+    assert _refused() == "PGSSLROOTCERT=system: goes without PGSSLCRL"
+    monkeypatch.delenv("PGSSLCRL")
+    kept = parse_dsn("postgresql://db.example/?passfile=/etc/shop/pgpass").connect_arguments()
+    assert kept["dsn"] == "postgresql://?passfile=%2Fetc%2Fshop%2Fpgpass"
     _check(sslmode="verify-full", sslrootcert=files.ca)
 
 
