@@ -53,6 +53,8 @@ class DatabaseClock:
 
     def __init__(self, clock: Clock) -> None:
         self.on_step: list[Callable[[int], None]] = []
+        self.latest_us = 0
+        """the latest reading that there was, also after the clock was set back"""
         self._clock = clock
         self._observing = Lock()
         # (offset, monotonic instant at which it was true): one tuple, so that a reader in
@@ -101,6 +103,7 @@ class DatabaseClock:
         lower_us = database_us - received_us
         with self._observing:
             self._round_trips.append(received_us - sent_us)
+            self.latest_us = max(self.latest_us, database_us)
             change_us = self._move(lower_us, database_us - sent_us, received_us)
         if abs(change_us) > STEP_US:
             for changed in self.on_step:

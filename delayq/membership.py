@@ -194,6 +194,7 @@ class Membership:
             self._incarnation,
             self._ttl_us // 1000,
             json.dumps(self._counters.snapshot()),
+            self._database_clock.latest_us,
         )
         received_us = self._clock.monotonic_us()
         state, database_us, nodes_json, paused = rows[0]
@@ -283,7 +284,7 @@ def _news(state: str | None, nodes: list[dict[str, Any]], paused: frozenset[str]
         nodes=frozenset(node["id"] for node in nodes if node["state"] != NodeState.DEAD),
         dead=tuple(node["id"] for node in nodes if node["state"] == NodeState.DEAD),
         paused=paused,
-        latest_us=max((node["expires_at_us"] for node in nodes), default=0),
+        latest_us=max((max(n["expires_at_us"], n["latest_at_us"]) for n in nodes), default=0),
     )
 
 

@@ -59,7 +59,7 @@ class Newsroom:
     def hear(self, news: News) -> None:
         """A beat got through."""
         if self._last is None:
-            # the clock may have been set back before this node came
+            # the clock may have been set back before this node came, and all who saw it be dead
             self._orphans.reach(news.latest_us)
         self._last = news
         self._came.set()

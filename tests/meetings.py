@@ -138,7 +138,7 @@ async def set_aside(at: Place, conn: Connection) -> str:
 
 
 async def beat(at: Place, conn: Connection) -> str:
-    state = await conn.fetchval(statement("beat"), NODE, TTL_MS, "{}")
+    state = await conn.fetchval(statement("beat"), NODE, TTL_MS, "{}", 0)
     return "buried" if state is None else str(state)
 
 

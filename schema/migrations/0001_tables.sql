@@ -281,5 +281,8 @@ create table delayq.nodes (
     started_at timestamptz not null default delayq.clock(),
     expires_at timestamptz not null,
     ttl_ms     bigint not null default 0,            -- its own: a judge with a shorter one must wait as long
+    -- the latest that its clock of the database has shown: what it leased was due by then, and after
+    -- a step back of that clock it lies, with its orphans, in the future
+    latest_at  timestamptz not null default '-infinity',
     counters   jsonb not null default '{}'
 ) with (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);

@@ -489,6 +489,19 @@ def test_a_task_that_fires_before_the_stepped_clock_says_so_is_early() -> None:
     assert history.found() == Counter({Sort.EARLY: 1})
 
 
+@pytest.mark.parametrize("moved_again", [False, True])
+def test_a_retry_after_the_clock_was_set_back_has_an_instant_of_its_own(moved_again: bool) -> None:
+    history = History([Step(T0, T0 + 1000, HOUR), Step(T0 + 8 * S, T0 + 8 * S + 1000, 0)])
+    history.made(1, 2, 3)
+    first = history.began(1, 5.2, 3605.1)
+    history.ends.append(End(1, first.token, "RuntimeError", first.at_us + S))
+    if moved_again:  # since then it must wait for what it was told
+        history.asked("reschedule", 10, "moved", task=1, delay_us=60 * S)
+    history.returned(history.began(1, 12.5, 12.4, attempt=2))
+    history.over(1, at_s=13, attempt=2)
+    assert history.found()[Sort.EARLY] == int(moved_again)
+
+
 def test_the_timeline_knows_which_readings_were_possible() -> None:
     line = Timeline([Step(10 * S, 11 * S, HOUR), Step(20 * S, 21 * S, 0)])
     assert (line.earliest(5 * S), line.latest(5 * S)) == (5 * S, 5 * S)

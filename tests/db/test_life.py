@@ -12,6 +12,7 @@ from delayq.context import Context
 from delayq.errors import DatabaseTimeout, TransactionConflict
 from delayq.listener import Listener
 from delayq.membership import Membership
+from delayq.statements import statement
 from delayq.store import Store
 from tests.helpers import advance_clock, wait_for
 from tests.nodes import Application, ended, eventually, life, row_of, schedule
@@ -280,13 +281,18 @@ async def test_what_a_node_left_that_died_or_vanished_is_adopted_when_the_news_c
         assert (await ended(conn, 1, SOON_S)).attempt == 2
 
 
+@pytest.mark.parametrize("it_beat_since", [False, True])
 async def test_after_the_clock_was_set_back_a_new_node_finds_what_a_dead_one_ran(
-    conn: Connection, application: Application
+    conn: Connection, application: Application, it_beat_since: bool
 ) -> None:
     """Its instant lies in the future now; the dead node's row tells how far to look."""
-    await add_node(conn, PEER, "dead")
+    await add_node(conn, PEER)
     await run_by(conn, PEER, [1])
+    latest = await conn.fetchval("select delayq.micros(delayq.clock())")
     await advance_clock(conn, -3_600)
+    if it_beat_since:
+        await conn.fetch(statement("beat"), PEER, 1_000, "{}", latest)
+    await conn.execute("update delayq.nodes set state = 'dead' where id = $1", PEER)
 
     async def is_pending() -> bool:
         row = await row_of(conn, 1)

@@ -124,8 +124,26 @@ async def speaking(dsn: str, **options: Any) -> AsyncIterator[Connection]:
 
 
 async def beat_by_hand(conn: Connection, node: int) -> asyncpg.Record:
-    (row,) = await conn.fetch(statement("beat"), node, 15_000, "{}")
+    (row,) = await conn.fetch(statement("beat"), node, 15_000, "{}", 0)
     return row
+
+
+async def test_a_beat_tells_the_latest_reading_of_the_clock_also_after_it_was_set_back(
+    conn: Connection, dsn: str, settings: Settings
+) -> None:
+    """What this node leased before was due by then: whoever looks for it must look that far."""
+    await add_node(conn, ME)
+    async with seat(dsn, settings) as me:
+        await me.beat()
+        await advance_clock(conn, -3_600)
+        await me.beat()
+        row = await conn.fetchrow(
+            "select delayq.micros(latest_at) as latest_us,"
+            " latest_at > expires_at + '30 min' as later from delayq.nodes"
+        )
+        assert row is not None
+        assert row["later"]
+        assert (await me.beat()).latest_us == row["latest_us"]  # as whoever comes now hears it
 
 
 # --- beats ------------------------------------------------------------------------------------
