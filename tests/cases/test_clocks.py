@@ -26,7 +26,7 @@ NOISE_S = 2.0
 BEATS = """
     create table beats (node bigint, at timestamptz default clock_timestamp());
     create function note_beat() returns trigger language plpgsql as $$
-    begin insert into beats (node) values (new.id); return null; end $$;
+    begin insert into public.beats (node) values (new.id); return null; end $$;
     create trigger note after update on delayq.nodes for each row
         when (new.expires_at is distinct from old.expires_at) execute function note_beat()
 """

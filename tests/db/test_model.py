@@ -465,7 +465,7 @@ class Statements(RuleBasedStateMachine):
 
     def beat(self, node: int) -> None:
         before = {n: (row["state"], row["expires_at"]) for n, row in self.model.nodes.items()}
-        ((state, clock, nodes, _),) = self.world.fetch("beat", node, TTL_MS, "{}")
+        ((state, clock, nodes, _),) = self.world.fetch("beat", node, TTL_MS, "{}", 0)
         assert state == self.model.beat(node, TTL_MS)
         assert clock == self.model.now
         # the news are of the moment before the beat: its own row is as it was

@@ -85,7 +85,7 @@ async def test_all_scenarios_end_in_a_table_with_their_targets(tmp_path: Path) -
 async def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
     status, _, errors = await bench(tmp_path, "--only=througput")
     assert status == 2
-    assert "no scenario 'througput'; of throughput, nodes, lateness" in errors
+    assert "no scenario 'througput'; of throughput, nodes, scale, lateness" in errors
 
 
 # --- options ----------------------------------------------------------------------------------
@@ -94,7 +94,12 @@ async def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do(tmp_
 def test_without_options_what_says_little_at_small_sizes_is_left_out() -> None:
     brief, full = read_options([]), read_options(["--full"])
     assert full.only == tuple(SCENARIOS)
-    assert set(full.only) - set(brief.only) == {"lateness-compute", "sustained", "snapshot"}
+    assert set(full.only) - set(brief.only) == {
+        "scale",
+        "lateness-compute",
+        "sustained",
+        "snapshot",
+    }
     assert read_options(["--only=snapshot"]).only == ("snapshot",)
 
 

@@ -333,7 +333,8 @@ async def test_a_lease_that_was_committed_but_whose_answer_is_lost_is_found_and_
         async with stranger.transaction():
             ids = await spread(conn, "writes", 10, first_s=0.3, every_ms=0, payload='{"ms": 0}')
             await stranger.execute("lock table delayq.tasks in share mode")
-            await wait_until_blocked(conn, "Lease those")
+            # the one that gives up after 2 ms has been refused; this one waits
+            await eventually(lambda: conn.fetchval(WAITING, "%Lease those%"), "the lease waits")
             wire.deafen()  # the statement is at the server; its answer will not come through
         await eventually(lambda: _running(conn, ids), "the lease is committed")
         wire.cut()
@@ -346,6 +347,14 @@ async def test_a_lease_that_was_committed_but_whose_answer_is_lost_is_found_and_
         await _each_once(conn, ids)
     assert events(logged, "lease.unknown")
     assert not events(logged, "leases.forgotten")
+
+
+WAITING = """
+    select exists (select from pg_stat_activity
+                    where datname = current_database() and query like $1
+                      and wait_event_type = 'Lock'
+                      and clock_timestamp() - query_start > interval '100 ms')
+"""
 
 
 async def _running(conn: Connection, ids: list[int]) -> bool:
