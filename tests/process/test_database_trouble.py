@@ -269,7 +269,7 @@ async def test_a_cut_beat_connection_is_replaced(
     assert not events(logged, "node.fenced")
 
 
-@pytest.mark.parametrize("piece", ["Lease those", "settle a batch", "page of the window"])
+@pytest.mark.parametrize("piece", ["Lease those", "settle a batch", "Overdue tasks that no"])
 async def test_any_other_control_connection_may_go(
     app: Application, conn: Connection, piece: str
 ) -> None:
