@@ -165,13 +165,8 @@ class TimerManager:
     def read_on(self) -> None:
         """What is held or ready may run out: wake `keep_loaded` if there is anything to read."""
         ready = self._dispatcher.ready
-        if ready.reopened:
-            # a kind was at its limit, and what waited beyond that was let go
-            ready.reopened = False
-            self._backlog.rewind()
-            self._backlog_left = True
         if (
-            (self._backlog_left and ready.takeable < _LOW)
+            ((self._backlog_left or ready.reopened) and ready.takeable < _LOW)
             or (self._overdue_left and self._dispatcher.idle)
             or (self._timers.room > self._timers.limit // 2 and self._runs_out())
         ):
@@ -275,7 +270,7 @@ class TimerManager:
     async def _load_backlog(self) -> None:
         """Read on in what is overdue and ours, as far as the ready queue has room."""
         # whole pages only: a small one visits as many buckets for a few rows
-        while self._backlog_left and self._timers.ready_room >= self._page_rows:
+        while self._backlog_is_left() and self._timers.ready_room >= self._page_rows:
             cursors = self._backlog.cursors(self._clock.now_us())
             kinds = self._open_kinds()
             if not cursors.buckets or not kinds:
@@ -287,6 +282,16 @@ class TimerManager:
             await self._offer_backlog(page.rows)
             left = self._backlog.note(cursors, page, limit)
             self._backlog_left = bool(left.buckets)
+
+    def _backlog_is_left(self) -> bool:
+        """Asked between two pages, never while one is read: that moves the marks when it ends."""
+        ready = self._dispatcher.ready
+        if ready.reopened:
+            # a kind was at its limit, and what waited beyond that was let go
+            ready.reopened = False
+            self._backlog.rewind()
+            self._backlog_left = True
+        return self._backlog_left
 
     async def _offer_backlog(self, rows: Sequence[Row]) -> None:
         """The oldest first, in short turns: each of many rows goes through two dicts and a heap."""

@@ -708,6 +708,36 @@ async def test_a_kind_with_a_long_line_at_its_limit_is_not_read_on(
         assert len(set(at.firing.offered)) > seen
 
 
+async def test_a_line_that_grows_short_while_a_page_is_read_is_read_on_all_the_same(
+    conn: Connection, database: Database, settings: Settings
+) -> None:
+    """The page moves the marks when it is there, past what was let go."""
+    await add_tasks(conn, range(1, 5_001), after_s=-3_600, kind="report")
+    limits: Limits = {"report": (("report", 1),)}
+    async with desk(
+        database, settings, kinds=("mail", "report"), limits=limits, max_timers=400
+    ) as at:
+        await at.rank(kinds=("mail", "report"))
+        for _ in range(12):
+            at.firing.take()
+            await at.manager.sweep()
+        seen = len(set(at.firing.offered))
+        ready = at.firing.ready
+        assert "report" in ready.full_kinds
+
+        async def meanwhile(*args: Any) -> Page:
+            page: Page = await window(*args)
+            while "report" in ready.full_kinds:
+                at.firing.finish("report")
+            at.manager.read_on()
+            return page
+
+        window = swap(at.commons.store, "window", meanwhile)
+        at.manager._backlog_left = True  # what has come due since is read
+        await at.manager.sweep()
+        assert len(set(at.firing.offered)) > seen
+
+
 async def test_an_old_backlog_of_others_is_stolen_page_after_page(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
