@@ -182,7 +182,7 @@ def _no_sinks_left_behind() -> Iterator[None]:
     """The command line makes a sink of a stream that lasts as long as the test."""
     before = set(logger._core.handlers)  # type: ignore[attr-defined]  # loguru has no list of them
     yield
-    for sink in set(logger._core.handlers) - before:  # type: ignore[attr-defined]
+    for sink in set(logger._core.handlers) - before:  # type: ignore[attr-defined]  # nor here
         logger.remove(sink)
 
 

@@ -163,12 +163,14 @@ class Child:
 
 
 @asynccontextmanager
-async def child(module: str, folder: Path, env: Mapping[str, str]) -> AsyncIterator[Child]:
-    """Start `python -m bench_suite.MODULE`; it ends with the block."""
+async def child(
+    module: str, folder: Path, env: Mapping[str, str], *, python: str = sys.executable, of: str = ""
+) -> AsyncIterator[Child]:
+    """Start `PYTHON -m bench_suite.MODULE [OF]`; it ends with the block."""
     log = folder / f"{module}.log"
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"bench_suite.{module}"),
+            *filter(None, (python, "-m", f"bench_suite.{module}", of)),
             env=env,
             cwd=folder,
             stdin=asyncio.subprocess.PIPE,

@@ -7,20 +7,18 @@ end, an attempt that fails after its lease was lost.
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from delayq.context import Context
 from delayq.node import run_process
 from tests.conftest import SHORT
 from tests.process import crew
-from tests.process.worker_app import EFFECT, LEDGER, main, note, task
+from tests.process.worker_app import EFFECT, main, note, task
 
 if TYPE_CHECKING:
     from delayq.database import Connection
@@ -58,26 +56,7 @@ async def fails_late(ctx: Context, ms: int) -> None:
 class CaseCrew(crew.Crew):
     """Processes of this application."""
 
-    def launch(self, dsn: str | None = None, **changes: Any) -> crew.Process:
-        """Start a process, without waiting for it."""
-        settings = self._settings | {"dsn": dsn or self.dsn, "embedded": "0"} | changes
-        environment = {
-            "PATH": os.environ.get("PATH", ""),
-            "PYTHONPATH": str(crew.REPOSITORY),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            LEDGER: str(self.ledger),
-            **{f"DELAYQ_{name.upper()}": str(value) for name, value in settings.items()},
-        }
-        log = self._folder / f"node-{len(self.processes)}.log"
-        with log.open("wb") as out:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "tests.cases.case_app"],
-                cwd=self._folder, env=environment, stdin=subprocess.DEVNULL,
-                stdout=out, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        process = crew.Process(popen, log)
-        self.processes.append(process)
-        return process
+    application = "tests.cases.case_app"
 
 
 @asynccontextmanager

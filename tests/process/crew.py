@@ -75,6 +75,8 @@ class Process:
 class Crew:
     """The processes of one test, on one database. `settings` are those of every node."""
 
+    application = "tests.process.worker_app"
+
     def __init__(self, conn: Connection, dsn: str, folder: Path, settings: dict[str, object]):
         self.conn = conn
         self.dsn = dsn
@@ -97,7 +99,7 @@ class Crew:
         log = self._folder / f"node-{len(self.processes)}.log"
         with log.open("wb") as out:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "tests.process.worker_app"],
+                [sys.executable, "-m", self.application],
                 cwd=self._folder, env=environment, stdin=subprocess.DEVNULL,
                 stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip

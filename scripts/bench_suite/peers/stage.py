@@ -6,12 +6,12 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..processes import BenchError, Child, Worker, environment, until
+from ..processes import BenchError, Child, Worker, child, environment, until
 from ..recorder import EVENTS
 from .contract import Kind
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 WARM: Final = -1
 """the number of tasks that only show that a worker is up"""
 _CHUNK: Final = 20_000
-_LINE_LIMIT: Final = 64 * 2**20
 _STOP_LIMIT_S: Final = 20.0
 _START_LIMIT_S: Final = 60.0
 _LOOK_S: Final = 0.02
@@ -94,12 +93,12 @@ class Stage:
     @asynccontextmanager
     async def worker(self, name: str = "worker") -> AsyncIterator[RivalWorker]:
         """A worker that has been started; killed at the end of the block."""
-        events = self._place.folder / f"{name}.events"
+        ready, events = self.ready, self._place.folder / f"{name}.events"
         log = self._place.folder / f"{name}.log"
         env = {**_environment(self._place), EVENTS: str(events)}
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *_command(self.ready, "worker"),
+                *(str(ready.python), "-m", "bench_suite.peers.worker", ready.system.name),
                 env=env,
                 cwd=self._place.folder,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -191,30 +190,11 @@ async def described(ground: Ground, system: System, python: Path) -> Ready:
         return Ready(system, python, await client.ask("describe"))
 
 
-@asynccontextmanager
-async def _client(ready: Ready, folder: Path, env: Mapping[str, str]) -> AsyncIterator[Child]:
-    log = folder / "client.log"
-    with log.open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *_command(ready, "client"),
-            env=env,
-            cwd=folder,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            limit=_LINE_LIMIT,
-        )
-    try:
-        yield Child(process, log)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+def _client(
+    ready: Ready, folder: Path, env: Mapping[str, str]
+) -> AbstractAsyncContextManager[Child]:
+    return child("peers.client", folder, env, python=str(ready.python), of=ready.system.name)
 
 
 def _environment(place: Place) -> dict[str, str]:
     return environment(place.dsn, {**place.ground.settings, "BENCH_DSN": place.dsn})
-
-
-def _command(ready: Ready, module: str) -> tuple[str, ...]:
-    return (str(ready.python), "-m", f"bench_suite.peers.{module}", ready.system.name)
