@@ -201,7 +201,9 @@ def _environment(dsn: str, **more: str) -> dict[str, str]:
     return kept | short | {
         "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONFAULTHANDLER": "1",
         "DELAYQ_DSN": dsn, "DELAYQ_EMBEDDED": "0", "DELAYQ_BACKOFF_BASE_S": "0.01",
-        "DELAYQ_BACKOFF_MAX_S": "0.05", **more,
+        "DELAYQ_BACKOFF_MAX_S": "0.05",
+        # whichever node runs the task that waits for an hour at the end does not let it finish
+        "DELAYQ_DRAIN_TIMEOUT_S": "0.5", **more,
     }  # fmt: skip
 
 
