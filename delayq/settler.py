@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BATCH: Final = 500
-_QUEUE_LIMIT: Final = 20_000
+_QUEUE_LIMIT: Final = 2_000
+"""What has ended and is not durable yet: four statements' worth keeps the database busy. More would
+run again after a crash, and hold up what becomes due until it is worked off."""
 _LOCKED_FIRST_US: Final = 10_000
 _LOCKED_LONGEST_US: Final = 1_000_000
 _RETRY_FIRST_S: Final = 0.05
@@ -111,7 +113,7 @@ class Settler:
             self._room.clear()
 
     def _note_done(self) -> None:
-        if len(self._succeeded) + len(self._others) <= _QUEUE_LIMIT // 2:
+        if len(self._succeeded) + len(self._others) <= _QUEUE_LIMIT * 3 // 4:
             self._room.set()
         if not len(self):
             self._empty.set()
