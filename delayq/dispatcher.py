@@ -21,7 +21,7 @@ from delayq.failures import blames_the_row, is_transient, is_worth_splitting
 from delayq.lease import Lease, Outcome, Settlement
 from delayq.log import Recurring, log
 from delayq.pace import Pace
-from delayq.ready_queue import Admission, ReadyQueue
+from delayq.ready_queue import FRESH_US, Admission, ReadyQueue
 from delayq.store import LeaseTerms, Settled
 from delayq.timer_heap import Timer
 
@@ -245,11 +245,13 @@ class Dispatcher:
         if not self._pool.queued:
             self._pace.progress(self._pool.finished)
         now_us = self._database_clock.now_us()
+        fresh_us = now_us - FRESH_US
         for lease in leases:
-            if lease.execute_us > now_us:
-                heappush(self._gate, (lease.execute_us, lease.id, lease))
+            execute_us = lease.execute_us
+            if execute_us > now_us:
+                heappush(self._gate, (execute_us, lease.id, lease))
             else:
-                self._pool.submit(lease)
+                self._pool.submit(lease, ahead=execute_us >= fresh_us)
         if self._gate:
             self._gate_alarm.set(self._gate[0][0])
 

@@ -14,8 +14,8 @@ from typing import Final
 
 from delayq.timer_heap import Timer
 
-_FRESH_US: Final = 1_000_000
-"""Later than this when it is offered, a timer counts as backlog."""
+FRESH_US: Final = 1_000_000
+"""Later than this when it is offered, or leased, a task counts as backlog."""
 _BACKLOG_SHARE: Final = 4
 _MOST_ASIDE: Final = 400
 """How many of one kind wait in memory for its limit."""
@@ -108,7 +108,7 @@ class ReadyQueue:
 
     def push(self, timers: Iterable[Timer], now_us: int) -> None:
         """Add due timers."""
-        edge_us = now_us - _FRESH_US
+        edge_us = now_us - FRESH_US
         fresh, backlog = self._fresh.queue, self._backlog.queue
         for timer in timers:
             (fresh if timer[1] >= edge_us else backlog)(timer[3]).append(timer)  # at_us, priority
@@ -159,7 +159,7 @@ class ReadyQueue:
         for waiting, heap in self._aside.items():
             if heap:
                 timer = _timer(waiting, heappop(heap))
-                fresh = timer.at_us >= now_us - _FRESH_US
+                fresh = timer.at_us >= now_us - FRESH_US
                 lane = self._fresh if fresh else self._backlog
                 lane.queue(timer.priority).appendleft(timer)  # it has waited before
             if waiting in self.full_kinds and len(heap) < _MOST_ASIDE // 4:

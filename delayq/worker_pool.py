@@ -25,8 +25,7 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 _TURN_S: Final = 0.002
-"""A worker whose items never suspend lets the loop turn after this long."""
-_CHECK_EVERY: Final = 16
+"""Workers whose items never suspend let the loop turn after so long, all of them together."""
 _CLOSE_S: Final = 1.0
 
 
@@ -50,18 +49,28 @@ class _Worker:
 
 
 class _Turn:
-    """How long a worker may go on before the loop must turn."""
+    """How long the workers may go on, all together, before the loop must turn.
 
-    __slots__ = ("_ends", "_items")
+    Each for itself would do: but then a hundred of them take a hundred turns in a row.
+    """
 
-    def __init__(self) -> None:
-        self._ends = monotonic() + _TURN_S
-        self._items = 0
+    __slots__ = ("_ends", "_on_next")
+
+    def __init__(self, on_next: Callable[[], None]) -> None:
+        self._on_next = on_next
+        self._ends: float | None = None
 
     def over(self) -> bool:
-        """One more item is done. The clock is read now and then only."""
-        self._items += 1
-        return self._items % _CHECK_EVERY == 0 and monotonic() > self._ends
+        """Before each item: whether it must wait for the next turn, which `on_next` tells."""
+        if self._ends is None:
+            self._ends = monotonic() + _TURN_S
+            asyncio.get_running_loop().call_soon(self._next)
+            return False
+        return monotonic() > self._ends
+
+    def _next(self) -> None:
+        self._ends = None
+        self._on_next()
 
 
 class WorkerPool(Generic[T]):
@@ -89,6 +98,7 @@ class WorkerPool(Generic[T]):
         self._on_free = on_free
         self._on_crash = on_crash
         self._queue: deque[T] = deque()
+        self._ahead = 0  # how many at its front go ahead of the others
         self._workers: set[_Worker] = set()
         self._waiting: deque[_Worker] = deque()
         self._busy = 0
@@ -97,6 +107,7 @@ class WorkerPool(Generic[T]):
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
+        self._turn = _Turn(self._go_on)
         self._context = contextvars.copy_context()
         self.finished = 0
         """items handled since the start"""
@@ -124,15 +135,20 @@ class WorkerPool(Generic[T]):
         for _ in range(self._min):
             self._launch()
 
-    def submit(self, item: T) -> None:
+    def submit(self, item: T, *, ahead: bool = True) -> None:
         """Hand over one item. It starts as soon as a worker is free; the caller bounds the queue.
 
+        One that goes `ahead` starts before all that do not, and after those that came before it.
         Raises RuntimeError once the pool is closed.
         """
         if self._closed:
             raise RuntimeError("the worker pool is closed")
         self._idle.clear()
-        self._queue.append(item)
+        if ahead:
+            self._queue.insert(self._ahead, item)
+            self._ahead += 1
+        else:
+            self._queue.append(item)
         if not self._waking:
             self._wake_one()
 
@@ -140,6 +156,7 @@ class WorkerPool(Generic[T]):
         """Take back what has not been started."""
         items = list(self._queue)
         self._queue.clear()
+        self._ahead = 0
         self._note_idle()
         return items
 
@@ -191,27 +208,24 @@ class WorkerPool(Generic[T]):
         assert task is not None  # noqa: S101 - a worker is a task
         copy_context = contextvars.copy_context
         clean = copy_context()
-        turn = _Turn()
         # counted by whoever woke or launched it; `open` launches without counting
         self._waking = max(0, self._waking - 1)
         try:
             while not self._closed:
-                if not self._queue:
+                if not self._queue or self._turn.over():
                     if not await self._wait(worker):
                         return
-                    turn = _Turn()
                     continue
                 await self._handle(worker, task)
                 if copy_context() != clean or task.cancelling():
                     return  # what the item left behind (context variables, a cancel) ends here
-                if turn.over():
-                    await asyncio.sleep(0)
-                    turn = _Turn()
         finally:
             self._stopped(worker)
 
     async def _handle(self, worker: _Worker, task: asyncio.Task[None]) -> None:
         item = self._queue.popleft()
+        if self._ahead:
+            self._ahead -= 1
         worker.state = WorkerState.WORKING
         self._busy += 1
         if self._queue and not self._waking:
@@ -249,6 +263,11 @@ class WorkerPool(Generic[T]):
         if stay:
             self._waking = max(0, self._waking - 1)
         return stay
+
+    def _go_on(self) -> None:
+        """The loop has turned: one worker is enough to go on with what waits."""
+        if self._queue and not self._waking and not self._closed:
+            self._wake_one()
 
     def _note_idle(self) -> None:
         if not self._busy and not self._queue:

@@ -6,8 +6,14 @@ import asyncio
 from statistics import median
 from typing import TYPE_CHECKING
 
+import pytest
+
 from delayq import Context, DelayQ, Settings
 from delayq.clock import Clock
+from delayq.pace import Pace
+from tests.helpers import wait_for
+from tests.nodes import Application, all_ended, life
+from tests.rooms import add_tasks
 
 if TYPE_CHECKING:
     from delayq.database import Connection
@@ -47,6 +53,32 @@ async def test_tasks_start_within_milliseconds_of_a_bare_timer(
     assert len(lateness) == TASKS
     assert all(row["not_early"] for row in rows)
     assert median(lateness) < median(bare) + MARGIN_US
+
+
+async def test_what_has_just_come_due_starts_before_backlog_that_was_leased_before_it(
+    settings: Settings, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application = Application(settings)
+    started: list[int] = []
+    free = asyncio.Event()
+
+    @application.task
+    async def mail(ctx: Context) -> None:
+        started.append(ctx.id)
+        await free.wait()
+
+    backlog, fresh = range(1, 21), range(21, 24)
+    monkeypatch.setattr(Pace, "allowance", lambda *_: 100)  # as if handlers took no time
+    monkeypatch.setattr(Pace, "stands_still", lambda *_: False)
+    await add_tasks(conn, backlog, after_s=-60)
+    async with application.node(min_workers=1, max_workers=1) as node:
+        pool = life(node)._pool
+        await wait_for(lambda: pool.queued == len(backlog) - 1, "the backlog waits for the worker")
+        await add_tasks(conn, fresh, after_s=0)
+        await wait_for(lambda: pool.queued == len(backlog) - 1 + len(fresh), "all of it waits")
+        free.set()
+        await all_ended(conn, [*backlog, *fresh])
+    assert set(started[1:4]) == set(fresh)
 
 
 def _bare_timers(count: int) -> asyncio.Future[list[int]]:

@@ -118,6 +118,40 @@ async def test_items_that_never_suspend_let_the_loop_turn_now_and_then() -> None
         assert done_at_turn[0] < 150
 
 
+async def test_many_workers_share_one_turn_of_the_loop() -> None:
+    """However many of them go on in the same turn, the loop is not held up for longer."""
+    gate = asyncio.Event()
+    done = 0
+    done_in_turn: list[int] = []
+
+    async def run(item: int, _task: asyncio.Task[None]) -> None:
+        nonlocal done
+        if item < 20:
+            await gate.wait()
+            return
+        ends = time.monotonic() + 0.0005
+        while time.monotonic() < ends:
+            pass
+        done += 1
+
+    async with pool_of(run, low=1, high=20) as pool:
+        for item in range(20):
+            pool.submit(item)
+        await turns(30)
+        assert pool.busy == 20
+        for item in range(20, 320):
+            pool.submit(item)
+        gate.set()
+        while done < 300:
+            before = done
+            await asyncio.sleep(0)
+            done_in_turn.append(done - before)
+        # 2 ms of items that take at least 0.5 ms, and the one that was begun in time
+        assert max(done_in_turn) <= 5
+        await pool.drained()
+        assert pool.finished == 320
+
+
 async def test_workers_beyond_the_fewest_retire_after_their_idle_time() -> None:
     desk = Desk()
     async with pool_of(desk.run, low=2, high=6, idle_s=0.02) as pool:
@@ -162,6 +196,26 @@ async def test_the_one_that_waited_least_is_woken_so_that_others_may_retire() ->
         pool.submit(3)
         await pool.drained()
         assert desk.workers[3] is waited_least
+
+
+async def test_what_goes_ahead_starts_before_the_rest_and_in_its_own_order() -> None:
+    desk = Desk()
+    async with pool_of(desk.run, low=1, high=1) as pool:
+        pool.submit(0)
+        await turns()
+        for item in (10, 11, 12):
+            pool.submit(item, ahead=False)
+        for item in (1, 2):
+            pool.submit(item)
+        desk.open.set()
+        await pool.drained()
+        for item in (13, 3):  # nothing is remembered of those that went ahead before
+            pool.submit(item, ahead=item == 3)
+        assert pool.withdraw() == [3, 13]
+        for item in (14, 4):
+            pool.submit(item, ahead=item == 4)
+        await pool.drained()
+        assert desk.started == [0, 1, 2, 10, 11, 12, 4, 14]
 
 
 # --- items that go wrong ----------------------------------------------------------------------
