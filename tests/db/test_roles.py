@@ -589,6 +589,22 @@ async def test_nodes_of_one_login_may_end_each_others_sessions_but_nobody_elses(
             assert await stranger.fetchval("select 1") == 1
 
 
+async def test_a_session_of_that_name_in_another_database_is_not_ended(
+    dsn: str, owner: Connection, login: Login
+) -> None:
+    """It may be a superuser's, and then nobody's sessions at all would be ended."""
+    name = await owner.fetchval("select current_database()")
+    elsewhere = dsn.replace(f"/{name}", "/postgres")
+    assert elsewhere != dsn
+    same = {"server_settings": {"application_name": "delayq/99"}}
+    async with (
+        connected(elsewhere, **same) as other,
+        connected(await login("delayq_node")) as judge,
+    ):
+        assert await judge.fetch(statement("end_sessions"), 99) == []
+        assert await other.fetchval("select 1") == 1
+
+
 async def test_a_new_day_of_history_needs_no_new_grant(owner: Connection, login: Login) -> None:
     await owner.execute(
         "create table delayq.later partition of delayq.task_history"
