@@ -29,10 +29,9 @@ _SOON_US = 700_000
 _PRIORITY = 10
 _FAST_PER_S = 60_000
 """new tasks become due for as long as a backlog would last that is worked off so fast"""
-_ENDS = """
-    select count(*),
-           (extract(epoch from max(finished_at) filter (where priority < $1)) * 1e6)::bigint
-      from delayq.task_history
+_LAST_END = """
+    select (extract(epoch from max(finished_at)) * 1e6)::bigint
+      from delayq.task_history where priority < $1
 """
 
 
@@ -139,7 +138,8 @@ async def _drain(ground: Ground, sizes: Sizes) -> _Drained:
             bare_spread = await bare
         (counted,) = await counters(conn)
         await worker.stop()
-        settled, over_us = await conn.fetchrow(_ENDS, _PRIORITY)
+        settled = await conn.fetchval("select count(*) from delayq.task_history")
+        over_us = await conn.fetchval(_LAST_END, _PRIORITY)
         return _Drained(
             new=new,
             scheduled_us=scheduled_us,
