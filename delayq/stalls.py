@@ -60,9 +60,10 @@ class Stalls:
         `late_us`: how late the asking thread is itself. A second in which it did not run either
         says nothing about the loop.
         """
+        if self._told is not None and self._turned_us > self._told[0]:
+            self._tell_of_the_end(*self._told)  # it may have been asked again since
         asked_us = self._asked_us
         if asked_us is None:
-            self._tell_of_the_end()
             return False
         stalled_us = self._clock.boottime_us() - asked_us
         if stalled_us > self._limit_us:
@@ -75,11 +76,10 @@ class Stalls:
             self._tell("WARNING", "loop.blocked", {"blocked_s": _seconds(stalled_us), **who})
         return False
 
-    def _tell_of_the_end(self) -> None:
-        if self._told is not None:
-            (asked_us, who), self._told = self._told, None
-            blocked_s = _seconds(self._turned_us - asked_us)
-            self._tell("WARNING", "loop.turns_again", {"blocked_s": blocked_s, **who})
+    def _tell_of_the_end(self, asked_us: int, who: Mapping[str, object]) -> None:
+        self._told = None
+        blocked_s = _seconds(self._turned_us - asked_us)
+        self._tell("WARNING", "loop.turns_again", {"blocked_s": blocked_s, **who})
 
     def _tell(self, level: str, event: str, fields: Mapping[str, object]) -> threading.Thread:
         write = log.bind(node=self._node, **fields).log
