@@ -11,7 +11,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -167,18 +168,33 @@ async def run_node(node: Node) -> int:
             starting.cancel()  # the database does not answer, and nothing runs yet
 
     starting = asyncio.ensure_future(node.start())
+    with _signals_to(loop, on_signal):
+        try:
+            await starting
+            await node.wait()
+        except asyncio.CancelledError:
+            if not (received and starting.cancelled()):
+                raise
+    return 0 if len(received) < 2 else 128 + received[1]
+
+
+@contextmanager
+def _signals_to(
+    loop: asyncio.AbstractEventLoop, on_signal: Callable[[signal.Signals], None]
+) -> Iterator[None]:
+    """Both signals go there, and then to whom they went before."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
     try:
-        await starting
-        await node.wait()
-    except asyncio.CancelledError:
-        if not (received and starting.cancelled()):
-            raise
+        yield
     finally:
-        for number in _SIGNALS:
+        # held back meanwhile: what the loop leaves behind is the default, which kills
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
-    return 0 if len(received) < 2 else 128 + received[1]
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def run_process(main: Coroutine[None, None, int], event_loop: EventLoop = "auto") -> int:
