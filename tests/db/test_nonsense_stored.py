@@ -81,7 +81,9 @@ async def test_what_is_taken_is_stored_as_it_was_meant_and_what_is_not_leaves_no
 ) -> None:
     fuzz = Fuzz()
     stored = 0
-    for _ in range(rounds):
+    for done in range(3 * rounds):
+        if done >= rounds and stored > rounds / 50:
+            break  # few are right in every part, and by chance too few may be
         call = call_of(fuzz)
         before = await rows(conn)
         try:
