@@ -168,7 +168,7 @@ async def run_node(node: Node) -> int:
             starting.cancel()  # the database does not answer, and nothing runs yet
 
     starting = asyncio.ensure_future(node.start())
-    with _signals_to(loop, on_signal):
+    with _signals_to(loop, on_signal, lambda: len(received) > 1):
         try:
             await starting
             await node.wait()
@@ -180,9 +180,14 @@ async def run_node(node: Node) -> int:
 
 @contextmanager
 def _signals_to(
-    loop: asyncio.AbstractEventLoop, on_signal: Callable[[signal.Signals], None]
+    loop: asyncio.AbstractEventLoop,
+    on_signal: Callable[[signal.Signals], None],
+    decided: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Both signals go there, and then to whom they went before."""
+    """Both signals go there, and then to whom they went before.
+
+    To nobody if the exit status is `decided`: a third Ctrl-C must not change it.
+    """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
@@ -193,7 +198,7 @@ def _signals_to(
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         for number, handler in before.items():
             loop.remove_signal_handler(number)
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if decided() else handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
