@@ -18,8 +18,9 @@ from delayq.client import Client
 from delayq.errors import InvalidArgument
 from delayq.handler_policy import PolicyDefaults
 from delayq.handlers import Registry, TaskDecorator, make_task_decorator
-from delayq.node import Node, run_node, run_process
+from delayq.node import Node
 from delayq.place import named_database, open_database
+from delayq.process import run_node, run_process
 from delayq.settings import Settings, load_settings
 from delayq.verbs import Verbs
 

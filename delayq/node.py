@@ -7,21 +7,15 @@ longer than the TTL) cancels everything and comes back as another.
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
-import signal
-import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from delayq.clock import Clock
 from delayq.database import close, is_transient
-from delayq.errors import DatabaseError, DelayQError, InvalidArgument, InvalidSettings
+from delayq.errors import DatabaseError, DelayQError, InvalidArgument
 from delayq.incarnation import Incarnation
 from delayq.log import log
-from delayq.loops import EventLoop, new_event_loop
 from delayq.migrate import check_schema
 
 if TYPE_CHECKING:
@@ -30,8 +24,6 @@ if TYPE_CHECKING:
     from delayq.metrics import Counters
     from delayq.settings import Settings
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_STUCK_S: Final = 1.0
 _COME_BACK_S: Final = 0.5
 
 
@@ -146,107 +138,6 @@ class Node:
                 if not life.active.is_set():
                     await asyncio.sleep(_COME_BACK_S)  # whatever it is, it may happen again
             life = self._life = self._new_life()
-
-
-async def run_node(node: Node) -> int:
-    """Run a node until it leaves; the exit status.
-
-    First SIGTERM or SIGINT: drain, then 0. Second: stop at once, then 128 + its number.
-    """
-    received: list[int] = []
-    loop = asyncio.get_running_loop()
-
-    def on_signal(number: signal.Signals) -> None:
-        received.append(number)
-        if len(received) == 1:
-            log.bind(signal=number.name).info("signal.drain")
-            node.request_drain()
-        else:
-            log.bind(signal=number.name).warning("signal.stop")
-            node.request_stop()
-        if node.id is None or len(received) > 1:
-            starting.cancel()  # the database does not answer, and nothing runs yet
-
-    starting = asyncio.ensure_future(node.start())
-    with _signals_to(loop, on_signal, lambda: len(received) > 1):
-        try:
-            await starting
-            await node.wait()
-        except asyncio.CancelledError:
-            if not (received and starting.cancelled()):
-                raise
-    return 0 if len(received) < 2 else 128 + received[1]
-
-
-@contextmanager
-def _signals_to(
-    loop: asyncio.AbstractEventLoop,
-    on_signal: Callable[[signal.Signals], None],
-    decided: Callable[[], bool] = lambda: False,
-) -> Iterator[None]:
-    """Both signals go there, and then to whom they went before.
-
-    To nobody if the exit status is `decided`: a third Ctrl-C must not change it.
-    """
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
-        yield
-    finally:
-        # held back meanwhile: what the loop leaves behind is the default, which kills
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN if decided() else handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def run_process(main: Coroutine[None, None, int], event_loop: EventLoop = "auto") -> int:
-    """Run `main` in an event loop of its own; its result. Raises as `new_event_loop`.
-
-    If handlers are left that ignore their cancellation, the process leaves on the spot with that
-    status: waiting for them is what `drain_timeout` was for.
-    """
-    try:
-        loop = new_event_loop(event_loop)
-    except InvalidSettings:
-        main.close()
-        raise
-    _spare_the_collector()
-    status = 1
-    try:
-        status = loop.run_until_complete(main)
-        return status
-    finally:
-        _cancel_all(loop, status)
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
-
-
-def _spare_the_collector() -> None:
-    """Collect garbage less often, in a process of our own.
-
-    What was imported stays for good, and a task makes some fifty objects that reference counting
-    frees: looking for cycles among them every 700 took a seventh of the node's time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
-
-
-def _cancel_all(loop: asyncio.AbstractEventLoop, status: int) -> None:
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    if not left:
-        return
-    _, stuck = loop.run_until_complete(asyncio.wait(left, timeout=_STUCK_S))
-    if stuck:
-        log.bind(count=len(stuck)).warning("handlers.left_behind")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def _served(registry: Registry, kinds: Iterable[str] | None) -> frozenset[str]:

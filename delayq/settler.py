@@ -58,8 +58,6 @@ class Settler:
         self._waits: dict[int, int] = {}  # how long a locked row was waited for last, by id
         self._refused: set[int] = set()  # refused once for its own data
         self._work = asyncio.Event()
-        self.full = False
-        """true while callers should wait for `room`; an attribute, for it is read for every task"""
         self._room = asyncio.Event()
         self._room.set()
         self._empty = asyncio.Event()
@@ -88,6 +86,11 @@ class Settler:
         """Back-pressure: return once the queue is below its bound."""
         await self._room.wait()
 
+    @property
+    def full(self) -> bool:
+        """True while callers should wait for `room`."""
+        return not self._room.is_set()
+
     async def flushed(self) -> None:
         """Return when everything is durable (or lost)."""
         await self._empty.wait()
@@ -110,12 +113,10 @@ class Settler:
         self._work.set()
         self._empty.clear()
         if len(self._succeeded) + len(self._others) > _QUEUE_LIMIT:
-            self.full = True
             self._room.clear()
 
     def _note_done(self) -> None:
         if len(self._succeeded) + len(self._others) <= _QUEUE_LIMIT * _REOPEN_AT:
-            self.full = False
             self._room.set()
         if not len(self):
             self._empty.set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from delayq.cli.early import listen, listen_no_more
+from delayq.cli.early import listen
 
 __all__ = ["main"]
 
@@ -19,7 +19,4 @@ def main() -> NoReturn:
     listen()
     from delayq.cli.main import run  # noqa: PLC0415 - after the handlers, see above
 
-    try:
-        sys.exit(run(sys.argv[1:]))
-    finally:
-        listen_no_more()
+    sys.exit(run(sys.argv[1:]))

@@ -39,15 +39,6 @@ def listen() -> None:
             signal.signal(number, _leave)
 
 
-def listen_no_more() -> None:
-    """The exit status is decided: one that comes while the interpreter ends changes nothing.
-
-    It would, for the interpreter puts the default back before it is gone.
-    """
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def first_signal() -> int | None:
     """The number of the signal that cancels everything just now, or None."""
     return _came[0] if _came else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from delayq.context import Context
-from delayq.node import run_process
+from delayq.process import run_process
 from tests.conftest import SHORT
 from tests.process import crew
 from tests.process.worker_app import EFFECT, main, note, task

@@ -93,7 +93,7 @@ def said_well(code: int, out: str, err: str, words: list[str]) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rounds", [150, pytest.param(3_000, marks=pytest.mark.more)])
+@pytest.mark.parametrize("rounds", [300, pytest.param(3_000, marks=pytest.mark.more)])
 def test_any_command_line_has_an_answer_or_one_line_that_says_what_is_wrong(
     capsys: pytest.CaptureFixture[str], rounds: int
 ) -> None:

@@ -20,7 +20,8 @@ from delayq.database import Database, parse_dsn
 from delayq.handler_policy import PolicyDefaults
 from delayq.handlers import Registry, Scheduler, make_task_decorator
 from delayq.log import configure
-from delayq.node import Node, run_node, run_process
+from delayq.node import Node
+from delayq.process import run_node, run_process
 from delayq.settings import load_settings
 
 LEDGER = "TESTS_OF_DELAYQ_LEDGER"

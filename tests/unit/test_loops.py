@@ -12,7 +12,7 @@ from delayq.errors import InvalidSettings
 from delayq.loop_lag import LoopLag
 from delayq.loops import new_event_loop
 from delayq.metrics import Counters
-from delayq.node import run_process
+from delayq.process import run_process
 
 
 def _kind(loop: asyncio.AbstractEventLoop) -> str:

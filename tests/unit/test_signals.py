@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from delayq.node import _signals_to
+from delayq.process import _signals_to
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -20,7 +20,7 @@ async def test_a_signal_after_the_node_has_left_goes_to_whom_it_went_before(
     meanwhile = asyncio.Queue[signal.Signals]()
     kept = signal.signal(number, lambda came, _frame: before.append(came))
     try:
-        with _signals_to(asyncio.get_running_loop(), meanwhile.put_nowait):
+        with _signals_to(meanwhile.put_nowait, lambda: 0):
             os.kill(os.getpid(), number)
             async with asyncio.timeout(5):
                 assert await meanwhile.get() is number
@@ -30,3 +30,20 @@ async def test_a_signal_after_the_node_has_left_goes_to_whom_it_went_before(
         assert meanwhile.empty()
     finally:
         signal.signal(number, kept)
+
+
+async def test_one_more_signal_after_impatience_leaves_with_the_status_that_was_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with _signals_to(lambda _number: None, lambda: 130):
+            pass
+        for number in kept:
+            os.kill(os.getpid(), number)
+        assert left == [130, 130]
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
