@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 _TURN_S: Final = 0.002
 """Workers whose items never suspend let the loop turn after so long, all of them together."""
+_PASSED_OVER: Final = 8
+"""A worker that had no go in so many turns in a row is not needed: others take all the time."""
 _CLOSE_S: Final = 1.0
 
 
@@ -210,15 +212,22 @@ class WorkerPool(Generic[T]):
         clean = copy_context()
         # counted by whoever woke or launched it; `open` launches without counting
         self._waking = max(0, self._waking - 1)
+        passed_over = 0
         try:
             while not self._closed:
-                if not self._queue or self._turn.over():
+                over = bool(self._queue) and self._turn.over()
+                if over and passed_over < _PASSED_OVER:
+                    passed_over += 1
+                    await asyncio.sleep(0)
+                elif over or not self._queue:
+                    passed_over = 0
                     if not await self._wait(worker):
                         return
-                    continue
-                await self._handle(worker, task)
-                if copy_context() != clean or task.cancelling():
-                    return  # what the item left behind (context variables, a cancel) ends here
+                else:
+                    passed_over = 0
+                    await self._handle(worker, task)
+                    if copy_context() != clean or task.cancelling():
+                        return  # what the item left (context variables, a cancel) ends here
         finally:
             self._stopped(worker)
 

@@ -152,6 +152,34 @@ async def test_many_workers_share_one_turn_of_the_loop() -> None:
         assert pool.finished == 320
 
 
+async def test_items_that_suspend_run_as_many_at_once_after_a_turn_that_was_too_short() -> None:
+    """What ends together goes on together: one at a time would read one payload at a time."""
+    first, second = asyncio.Event(), asyncio.Event()
+    started = 0
+
+    async def run(item: int, _task: asyncio.Task[None]) -> None:
+        nonlocal started
+        if item < 20:
+            await first.wait()
+            ends = time.monotonic() + 0.0005
+            while time.monotonic() < ends:
+                pass
+        else:
+            started += 1
+            await second.wait()
+
+    async with pool_of(run, low=1, high=20) as pool:
+        for item in range(40):
+            pool.submit(item)
+        await turns(30)
+        assert pool.busy == 20
+        first.set()
+        await turns(6)
+        assert started == 20
+        second.set()
+        await pool.drained()
+
+
 async def test_workers_beyond_the_fewest_retire_after_their_idle_time() -> None:
     desk = Desk()
     async with pool_of(desk.run, low=2, high=6, idle_s=0.02) as pool:
