@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class TaskState(StrEnum):
@@ -101,12 +101,12 @@ class Discard(StrEnum):
         return self is Discard.DISCARDED
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRequest:
+class TaskRequest(NamedTuple):
     """One validated and encoded wish to schedule, independent of how it travels.
 
     Exactly one of `delay_us` (counted from the database's clock when the row is written) and
-    `execute_at_us` is set. `payload` and `headers` are JSON text.
+    `execute_at_us` is set. `payload` and `headers` are JSON text. (A tuple because it is made in a
+    third of the time of a frozen dataclass, which counts where very many are scheduled.)
     """
 
     kind: str

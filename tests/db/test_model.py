@@ -14,7 +14,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -283,7 +282,7 @@ class Statements(RuleBasedStateMachine):
         held = [task for task in self.model.tasks.values() if task["key"] is not None]
         running = [task for task in held if task["state"] == "running"]
         holder = self.choose(running or held)
-        self.ask(replace(self.request(), kind=holder["kind"], key=holder["key"]))
+        self.ask(self.request()._replace(kind=holder["kind"], key=holder["key"]))
 
     def schedule_many(self) -> None:
         wanted = [self.request(alone=False) for _ in range(self.choose([1, 2, 3]))]
@@ -695,8 +694,7 @@ class Statements(RuleBasedStateMachine):
         )
         if not alone:
             return request
-        return replace(
-            request,
+        return request._replace(
             key=self.mostly([key], [None]),
             on_conflict=self.choose([OnConflict.KEEP, OnConflict.ERROR, *[OnConflict.REPLACE] * 2]),
             idempotency_key=self.choose([*[None] * 6, *"uvwxyz"]),
