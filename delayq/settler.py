@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BATCH: Final = 500
+_SUCCEEDED_BATCH: Final = 2_000
+"""Successes carry no errors, and a statement waits five milliseconds for the disk and for the loop
+to turn, however many it is about: at 500 they bounded what a node can do."""
 _QUEUE_LIMIT: Final = 10_000
 """What has ended and is not durable yet. A burst starts sooner if it may be long, but all of it
 runs again after a crash."""
 _REOPEN_AT: Final = 19 / 20
-"""Callers go on when one batch is gone. To let half of it go first held up what became due by
+"""Callers go on when a little is gone. To let half of it go first held up what became due by
 200 ms, and 20,000 leases that come and go were each seen by the garbage collector."""
 _LOCKED_FIRST_US: Final = 10_000
 _LOCKED_LONGEST_US: Final = 1_000_000
@@ -100,10 +103,10 @@ class Settler:
         while True:
             await self._wait_for_work()
             if self._succeeded:
-                await self._settle_succeeded(self._take(self._succeeded))
+                await self._settle_succeeded(self._take(self._succeeded, _SUCCEEDED_BATCH))
             self._unlock()
             if self._others:
-                await self._settle_others(self._take(self._others))
+                await self._settle_others(self._take(self._others, _BATCH))
             self._note_done()
 
     # --- the queue -------------------------------------------------------------------------
@@ -137,8 +140,8 @@ class Settler:
         except TimeoutError:
             pass
 
-    def _take(self, queue: deque[T]) -> list[T]:
-        batch = [queue.popleft() for _ in range(min(_BATCH, len(queue)))]
+    def _take(self, queue: deque[T], limit: int) -> list[T]:
+        batch = [queue.popleft() for _ in range(min(limit, len(queue)))]
         self._in_flight += len(batch)
         return batch
 
@@ -162,7 +165,9 @@ class Settler:
             settled = 0
         if settled < len(leases):
             # the general path tells apart what was settled, and splits what is refused
-            await self._settle_others([Settlement(lease, Outcome.SUCCEEDED) for lease in leases])
+            others = [Settlement(lease, Outcome.SUCCEEDED) for lease in leases]
+            for start in range(0, len(others), _BATCH):
+                await self._settle_others(others[start : start + _BATCH])
             return
         self._counters.succeeded += settled
         self._in_flight -= settled
