@@ -88,6 +88,8 @@ def _to_us(value: Delay, field: str) -> int:
 
 
 def _instant_us(instant: datetime, field: str) -> int:
+    if instant.tzinfo is UTC:
+        return (instant - EPOCH) // MICROSECOND  # as is usual; in a third of the time
     # Not astimezone(): it overflows at the ends of the calendar. utcoffset() honours fold.
     try:
         offset = instant.utcoffset()

@@ -108,15 +108,15 @@ async def test_successes_are_settled_and_told(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
     async with office(conn, database, settings) as at:
-        for one in await leased(conn, at, 1_200):
+        for one in await leased(conn, at, 4_200):
             one.lateness_us = 5
             at.settler.succeeded(one)
         await at.flushed()
         assert set(at.over.values()) == {"succeeded"}
-        assert len(at.over) == 1_200
-        assert at.commons.counters.succeeded == 1_200
+        assert len(at.over) == 4_200
+        assert at.commons.counters.succeeded == 4_200
         count = "select count(*) from delayq.task_history where lateness_us = 5 and node = $1"
-        assert await conn.fetchval(count, ME) == 1_200
+        assert await conn.fetchval(count, ME) == 4_200
         assert len(at.settler) == 0
 
 
@@ -224,6 +224,30 @@ async def test_a_locked_row_is_tried_again_and_holds_up_nobody(
         assert at.over[7] == "succeeded"
         assert at.commons.counters.leases_lost == 0
         assert (await finals(conn))[7] == "succeeded"
+
+
+async def test_a_locked_row_among_thousands_costs_no_statement_about_thousands(
+    conn: Connection, dsn: str, database: Database, settings: Settings
+) -> None:
+    async with office(conn, database, settings) as at:
+        leases = await leased(conn, at, 2_000)
+        sizes = list[int]()
+
+        async def settle(ids: list[int], *others: Any) -> Any:
+            sizes.append(len(ids))
+            return await real(ids, *others)
+
+        real = swap(at.commons.store, "settle", settle)
+        async with locked(dsn, 700):
+            for one in leases:
+                at.settler.succeeded(one)
+            await at.ends(*(i for i in range(1, 2_001) if i != 700))
+            # by those of the general way, which tells the rows apart
+            assert sum(sizes) >= 2_000
+            assert max(sizes) <= 500
+        await at.flushed()
+        assert set(at.over.values()) == {"succeeded"}
+        assert len(await finals(conn)) == len(at.over) == 2_000
 
 
 async def test_a_row_that_is_locked_for_long_does_not_delay_one_that_was_locked_for_a_moment(

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 
 import asyncpg
 
@@ -17,7 +18,8 @@ from ..contract import Description, Due, Kind
 
 APPLICATION = "bench_suite.peers.application:dq"
 DESCRIPTION = Description(
-    packages=("delayq", "asyncpg"),
+    # `delayq run` takes uvloop where it finds it, and the figures depend on that
+    packages=("delayq", "asyncpg", *(["uvloop"] if find_spec("uvloop") else [])),
     settings="defaults (max_workers=100, lease_ttl_s=15, beat_interval_s=4) and default logging;"
     " the no-op handler takes one typed argument and has a timeout",
     documented="README, Settings",
@@ -51,7 +53,7 @@ class Client:
     async def schedule_many(self, kind: Kind, dues: Sequence[Due]) -> None:
         """`dq.schedule_many`."""
         bound = _HANDLERS[kind].options()
-        await dq.schedule_many([bound.request_at(due.at, due.number) for due in dues])
+        await dq.schedule_many(bound.request_at(due.at, due.number) for due in dues)
 
 
 @asynccontextmanager
