@@ -125,6 +125,7 @@ class ArgumentCodec:
         back, culprit = self._read_back(text)
         if culprit is None and survives(value, back):
             return
+        # one by one, to name the one that does not
         for name, given in value.items():
             if name == culprit or (culprit is None and not survives(given, back.get(name))):
                 raise explain({name: given}, "payload")

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", type=_names, metavar="NAME[,NAME]",
         help=f"of {', '.join(SCENARIOS)} (all but {', '.join(later)})")  # fmt: skip
     add("--full", action="store_true",
-        help="all, at the sizes of the stated targets: an hour, and 12 GB of disk")  # fmt: skip
+        help="all, at the sizes of the stated targets: 40 minutes, and 12 GB of disk")  # fmt: skip
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--check", action="store_true", help="exit 1 if a target is missed or a task is lost")
     add("--dsn", help="a server of yours, where databases are made (default: one is started)")

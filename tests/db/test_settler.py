@@ -101,6 +101,18 @@ def failing(at: Office, name: str, *errors: Exception, after: bool = False) -> l
     return calls
 
 
+def sizes_of(at: Office, name: str) -> list[int]:
+    """How many tasks each statement of this name is about, from now on."""
+    sizes = list[int]()
+
+    async def call(ids: list[int], *others: Any) -> Any:
+        sizes.append(len(ids))
+        return await real(ids, *others)
+
+    real = swap(at.commons.store, name, call)
+    return sizes
+
+
 # --- the ordinary ends ------------------------------------------------------------------------
 
 
@@ -108,6 +120,7 @@ async def test_successes_are_settled_and_told(
     conn: Connection, database: Database, settings: Settings
 ) -> None:
     async with office(conn, database, settings) as at:
+        sizes = sizes_of(at, "settle_succeeded")
         for one in await leased(conn, at, 4_200):
             one.lateness_us = 5
             at.settler.succeeded(one)
@@ -117,6 +130,7 @@ async def test_successes_are_settled_and_told(
         assert at.commons.counters.succeeded == 4_200
         count = "select count(*) from delayq.task_history where lateness_us = 5 and node = $1"
         assert await conn.fetchval(count, ME) == 4_200
+        assert sizes == [2_000, 2_000, 200]  # what has gathered, in bounded statements
         assert len(at.settler) == 0
 
 
@@ -231,13 +245,7 @@ async def test_a_locked_row_among_thousands_costs_no_statement_about_thousands(
 ) -> None:
     async with office(conn, database, settings) as at:
         leases = await leased(conn, at, 2_000)
-        sizes = list[int]()
-
-        async def settle(ids: list[int], *others: Any) -> Any:
-            sizes.append(len(ids))
-            return await real(ids, *others)
-
-        real = swap(at.commons.store, "settle", settle)
+        sizes = sizes_of(at, "settle")
         async with locked(dsn, 700):
             for one in leases:
                 at.settler.succeeded(one)

@@ -28,12 +28,12 @@ async def verbs_are_typed_by_the_handler(task: TaskDecorator, ctx: Context) -> N
     assert_type(await expire_order.at(datetime.now(UTC), 42), ScheduledTask)
     assert_type(await expire_order.cancel(key="order:42"), Cancel)
     assert_type(await expire_order.reschedule(7, delay=5), Reschedule)
-    await expire_order.after(five, order_id="x")  # type: ignore[arg-type]
-    await expire_order.after(five)  # type: ignore[call-arg]
-    await expire_order.after(five, 42, order=1)  # type: ignore[call-arg]
-    await expire_order.after("5 minutes", 42)  # type: ignore[arg-type]
-    await expire_order.at(5, 42)  # type: ignore[arg-type]
-    await expire_order.after(five, ctx, 42)  # type: ignore[arg-type]
+    await expire_order.after(five, order_id="x")  # type: ignore[arg-type]  # text for a number
+    await expire_order.after(five)  # type: ignore[call-arg]  # an argument is missing
+    await expire_order.after(five, 42, order=1)  # type: ignore[call-arg]  # no such parameter
+    await expire_order.after("5 minutes", 42)  # type: ignore[arg-type]  # text is no delay
+    await expire_order.at(5, 42)  # type: ignore[arg-type]  # a number is no instant
+    await expire_order.after(five, ctx, 42)  # type: ignore[arg-type]  # the node gives the context
 
 
 async def options_are_typed(task: TaskDecorator) -> None:
@@ -43,10 +43,10 @@ async def options_are_typed(task: TaskDecorator) -> None:
     bound = expire_order.options(key="order:42", on_conflict="replace", priority=3)
     assert_type(await bound.after(5, order_id=42), ScheduledTask)
     assert_type(bound.request_after(5, 42), TaskRequest)
-    await bound.after(5, order_id="x")  # type: ignore[arg-type]
-    expire_order.options(on_conflict="bogus")  # type: ignore[arg-type]
-    expire_order.options(prioriti=3)  # type: ignore[call-arg]
-    task(max_atempts=3)  # type: ignore[call-overload]
+    await bound.after(5, order_id="x")  # type: ignore[arg-type]  # text for a number
+    expire_order.options(on_conflict="bogus")  # type: ignore[arg-type]  # no such answer to a taken key
+    expire_order.options(prioriti=3)  # type: ignore[call-arg]  # no such option
+    task(max_atempts=3)  # type: ignore[call-overload]  # no such option
 
 
 async def handlers_stay_callable_as_they_were(task: TaskDecorator, ctx: Context) -> None:
@@ -70,10 +70,10 @@ async def handlers_stay_callable_as_they_were(task: TaskDecorator, ctx: Context)
     assert_type(await without_context(order_id=42), str)
     assert_type(plain_with_context(ctx, order_id=42), bytes)
     assert_type(plain(42), bytes)
-    await with_context(42)  # type: ignore[arg-type, call-arg]
-    plain(ctx, 42)  # type: ignore[call-arg, arg-type]
+    await with_context(42)  # type: ignore[arg-type, call-arg]  # called here, it needs its context
+    plain(ctx, 42)  # type: ignore[call-arg, arg-type]  # it takes no context
     await plain.after(5, 42)
-    await plain_with_context.after(5, "x")  # type: ignore[arg-type]
+    await plain_with_context.after(5, "x")  # type: ignore[arg-type]  # text for a number
 
 
 async def effects_are_typed(ctx: Context) -> None:

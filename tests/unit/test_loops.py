@@ -38,7 +38,7 @@ def test_uvloop_that_is_asked_for_and_not_installed_is_an_error_that_names_the_e
 
 
 def test_uvloop_is_taken_where_it_is_installed_unless_asyncio_is_asked_for() -> None:
-    pytest.importorskip("uvloop")
+    pytest.importorskip("uvloop", reason="an extra: delayq[fast]")
     assert _kind(new_event_loop()) == "uvloop"
     assert _kind(new_event_loop("uvloop")) == "uvloop"
     assert _kind(new_event_loop("asyncio")) == "asyncio"
